@@ -70,8 +70,8 @@ pub trait Observer: Send + Sync {
     fn is_on(&self) -> bool;
     /// Requests of the disk with this number that begin and end together: `make` makes them, and says whether they succeeded.
     fn request(&self, disk: usize, operation: Operation, parts: &[Part], make: &mut dyn FnMut() -> bool);
-    /// What this thread does at this moment leaves work to be done.
-    fn note(&self, for_whom: &mut ForWhom);
+    /// What this thread does at this moment leaves work to be done, of so many bytes.
+    fn note(&self, for_whom: &mut ForWhom, bytes: u64);
     /// Some work begins, for those who were noted; they are taken.
     fn work<'a>(&'a self, work: Work, for_whom: &mut ForWhom) -> Option<Box<dyn WorkScope + 'a>>;
 }
@@ -93,9 +93,9 @@ impl Observed {
 
     /// See [`Observer::note`].
     #[inline]
-    pub fn note(&self, for_whom: &mut ForWhom) {
+    pub fn note(&self, for_whom: &mut ForWhom, bytes: u64) {
         if let Some(observer) = &self.0 {
-            observer.note(for_whom);
+            observer.note(for_whom, bytes);
         }
     }
 

@@ -223,7 +223,7 @@ impl Shared {
         for (number, data) in changed {
             state.pending.write(Logical { branch, block: number }, data);
         }
-        state.note_pending();
+        state.note_pending(pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum());
         // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.
         let sealed = state.seal_if_long();
         *self.known.lock() = state.space();

@@ -56,9 +56,9 @@ impl State {
         self.ensure_room(change, Level::Takes)
     }
 
-    /// Notes for whom something is pending: who has it done at this moment.
-    pub(crate) fn note_pending(&mut self) {
-        self.observed.note(&mut self.for_batch);
+    /// Notes for whom so many bytes are pending: who has it done at this moment.
+    pub(crate) fn note_pending(&mut self, bytes: u64) {
+        self.observed.note(&mut self.for_batch, bytes);
     }
 
     /// What ending the batch changes.
@@ -94,7 +94,7 @@ impl State {
             let change = self.pending_change().and(Change::freed(extents as u64 + STEP_ENDS));
             self.ensure_room(change, Level::Frees)?;
             self.pending.discard(branch, at, to, extents);
-            self.note_pending();
+            self.note_pending(0);
             at = to;
         }
         Ok(())
@@ -136,7 +136,7 @@ impl State {
             let _purpose = Purpose::Log.scope();
             let observed = self.observed.clone();
             let _batch = observed.work(Work::Batch, &mut self.for_batch);
-            observed.note(&mut self.for_checkpoint);
+            observed.note(&mut self.for_checkpoint, (pending.blocks.len() * BLOCK_BYTES) as u64);
             self.write_pending(&pending)
         };
         if r.is_err() {

@@ -5,7 +5,7 @@ use crate::disk::{Asked, Trace};
 use cffs::Fs;
 use cffs::device::{KindStats, Purpose, PurposeStats};
 use cffs::stats::DeviceCounters;
-use cffs::trace::{Classes, Item, Kind, Reader, Record, Request, frame};
+use cffs::trace::{Causes, Classes, Item, Kind, Reader, Record, Request, frame};
 use std::collections::{BTreeMap, HashMap};
 
 /// Requests by purpose.
@@ -103,6 +103,9 @@ impl Traced {
         let (mut spans, mut requests) = (HashMap::new(), Vec::new());
         while let Some(item) = reader.next_item().map_err(|e| e.to_string())? {
             match item {
+                Item::Span(r) if r.causes.as_ref().is_some_and(|c| !divides(c)) => {
+                    return Err(format!("causes whose shares are not one: {r:?}"));
+                }
                 Item::Span(r) => match asked(&r) {
                     Some(request) => requests.push((r, request)),
                     None => drop(spans.insert(r.id, r)),
@@ -151,6 +154,14 @@ impl Traced {
 /// What a record says of a request, of a disk or of what is on disks.
 fn asked(r: &Record) -> Option<Request> {
     r.request().or_else(|| r.logical_request())
+}
+
+/// Whether what was done for these is divided among them as a whole, and the named ones have no more than all.
+fn divides(causes: &Causes) -> bool {
+    let shares: f64 = causes.shares().map(|(_, share)| share).sum();
+    let named: u64 = causes.named_weights().iter().sum();
+    let named_shares: f64 = causes.named_shares().map(|(_, share)| share).sum();
+    (shares - 1.0).abs() < 1e-9 && named <= causes.weight() && named_shares < 1.0 + 1e-9
 }
 
 fn counters_agree(fs: &Fs) -> Result<(), String> {

@@ -1,14 +1,23 @@
 //! For whom the device works: requests and time by operation and by directory, out of the trace.
 
-use cffs::trace::{Classes, Kind, Record};
+use cffs::trace::{Causes, Classes, Kind, Record};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Operations whose inode is remembered, for the work that is done for them later.
 const REMEMBERED: usize = 100_000;
 /// Directories that are told apart.
 const DIRECTORIES_MAX: usize = 50_000;
+/// Writebacks, commits and checkpoints of which it is remembered for whom they were.
+const WORKS_MAX: usize = 4096;
 /// Rounds that a request waits for the end of what has caused it.
 const ROUNDS: u8 = 3;
+/// What is done for many names some of them, who may be such work themselves: a checkpoint, a commit, a writeback, an operation.
+const DEPTH: usize = 4;
+
+/// In the place of a directory: what has none, and what nobody is known for.
+pub const NO_DIRECTORY: u64 = 0;
+/// In the place of a directory: the shares of those that work for many does not name.
+pub const OTHERS: u64 = u64::MAX;
 
 /// What something has cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -42,9 +51,9 @@ impl Cost {
 /// Sums since the beginning.
 #[derive(Default)]
 pub struct Costs {
-    /// By operation.
-    pub operations: HashMap<Kind, Cost>,
-    /// By inode of a directory; 0: the log, checkpoints, and what nobody is known for.
+    /// By operation; none: nobody knows.
+    pub operations: HashMap<Option<Kind>, Cost>,
+    /// By inode of a directory, [`NO_DIRECTORY`] or [`OTHERS`].
     pub directories: HashMap<u64, Cost>,
     /// Paths of directories.
     pub paths: HashMap<u64, String>,
@@ -55,8 +64,28 @@ pub struct Costs {
     /// Operations that have ended, and their inodes; the oldest first in the queue.
     ended: HashMap<u64, (Kind, u64)>,
     order: VecDeque<u64>,
-    /// Requests whose cause has not ended, with the rounds that they have waited.
-    waiting: Vec<(u64, Option<Kind>, Cost, u8)>,
+    /// For whom work was done that is done for many; the oldest first in the queue.
+    works: HashMap<u64, Box<Causes>>,
+    works_order: VecDeque<u64>,
+    /// Requests whose cause has not ended, by its number.
+    waiting: HashMap<u64, Waiting>,
+}
+
+/// Requests with the same cause.
+struct Waiting {
+    /// The operation at the root of it.
+    origin: Option<Kind>,
+    cost: Cost,
+    /// Rounds that they have waited.
+    rounds: u8,
+}
+
+/// Among whom a request is divided, by directory.
+#[derive(Default)]
+struct Division {
+    inodes: Vec<(u64, f64)>,
+    /// A cause is not known, or not yet.
+    missing: bool,
 }
 
 /// The inode that an operation is about: that of the directory where it has both.
@@ -76,31 +105,21 @@ impl Costs {
                     bytes: if moves { r.args[1] as f64 } else { 0.0 },
                     ns: r.duration as f64 / request.batch as f64,
                 };
-                self.waiting.push((r.cause.span, r.cause.origin, cost, 0));
+                let origin = r.cause.origin;
+                let new = Waiting { origin, cost: Cost::default(), rounds: 0 };
+                self.waiting.entry(r.cause.span).or_insert(new).cost.add(&cost, 1.0);
             } else if r.kind.class().meets(Classes::OP) {
                 self.operation(r);
+            } else if let Some(causes) = &r.causes {
+                self.works.insert(r.id, causes.clone());
+                self.works_order.push_back(r.id);
             }
         }
-        // Work that was done for many: its requests are theirs.
-        let many: HashMap<u64, &Record> =
-            records.iter().filter(|r| r.causes.is_some() && r.kind == Kind::Writeback).map(|r| (r.id, r)).collect();
-        for (span, origin, cost, rounds) in std::mem::take(&mut self.waiting) {
-            if let Some(&(kind, inode)) = self.ended.get(&span) {
-                self.charge(origin.unwrap_or(kind), &[inode], &cost);
-            } else if let Some(causes) = many.get(&span).and_then(|r| r.causes.as_ref()) {
-                let inodes: Vec<u64> =
-                    causes.named().iter().filter_map(|span| self.ended.get(span).map(|(_, inode)| *inode)).collect();
-                self.charge(
-                    causes.counts().max_by_key(|(_, n)| *n).and_then(|(kind, _)| kind).unwrap_or(Kind::Sync),
-                    &inodes,
-                    &cost,
-                );
-            } else if rounds < ROUNDS && span != 0 {
-                self.waiting.push((span, origin, cost, rounds + 1));
-            } else {
-                origin.into_iter().for_each(|kind| self.operations.entry(kind).or_default().add(&cost, 1.0));
-                self.directories.entry(0).or_default().add(&cost, 1.0);
-            }
+        for (span, requests) in std::mem::take(&mut self.waiting) {
+            self.charge(span, requests);
+        }
+        while self.works_order.len() > WORKS_MAX {
+            self.works_order.pop_front().map(|id| self.works.remove(&id));
         }
         while self.order.len() > REMEMBERED {
             self.order.pop_front().map(|id| self.ended.remove(&id));
@@ -115,24 +134,53 @@ impl Costs {
         let one = Cost { operations: 1.0, ..Cost::default() };
         // A part of another operation is none of a program's.
         if r.cause.origin.is_none() {
-            self.operations.entry(r.kind).or_default().add(&one, 1.0);
+            self.operations.entry(Some(r.kind)).or_default().add(&one, 1.0);
             self.place(inode, &one, 1.0);
         }
     }
 
-    fn charge(&mut self, kind: Kind, inodes: &[u64], cost: &Cost) {
-        self.operations.entry(kind).or_default().add(cost, 1.0);
-        if inodes.is_empty() {
-            self.directories.entry(0).or_default().add(cost, 1.0);
+    /// Charges those for whom requests were made that a span has caused, or waits for the end of what they did.
+    fn charge(&mut self, span: u64, mut requests: Waiting) {
+        let mut division = Division::default();
+        self.divide(span, 1.0, DEPTH, &mut division);
+        if division.missing && requests.rounds < ROUNDS && span != 0 {
+            requests.rounds += 1;
+            self.waiting.insert(span, requests);
+            return;
         }
-        for inode in inodes {
-            self.place(*inode, cost, 1.0 / inodes.len() as f64);
+        let Waiting { origin, cost, .. } = requests;
+        let ended = self.ended.get(&span).map(|(kind, _)| *kind);
+        let kinds: Vec<_> = match self.works.get(&span) {
+            Some(causes) => causes.shares().collect(),
+            None => vec![(origin.or(ended), 1.0)],
+        };
+        for (kind, share) in kinds {
+            self.operations.entry(kind).or_default().add(&cost, share);
+        }
+        let mut rest = 1.0;
+        for (inode, share) in division.inodes {
+            rest -= share;
+            self.place(inode, &cost, share);
+        }
+        let nobody = if self.works.contains_key(&span) { OTHERS } else { NO_DIRECTORY };
+        self.directories.entry(nobody).or_default().add(&cost, f64::max(rest, 0.0));
+    }
+
+    /// Divides a share of a request among the inodes for which a span was done.
+    fn divide(&self, span: u64, share: f64, depth: usize, division: &mut Division) {
+        if let Some((_, inode)) = self.ended.get(&span) {
+            division.inodes.push((*inode, share));
+        } else if let Some(causes) = self.works.get(&span).filter(|_| depth > 0) {
+            let named = causes.named_shares().filter(|(_, part)| *part > 0.0);
+            named.for_each(|(cause, part)| self.divide(cause, share * part, depth - 1, division));
+        } else {
+            division.missing = true;
         }
     }
 
     fn place(&mut self, inode: u64, cost: &Cost, share: f64) {
         let of = match self.homes.get(&inode) {
-            _ if inode == 0 => self.directories.entry(0).or_default(),
+            _ if inode == 0 => self.directories.entry(NO_DIRECTORY).or_default(),
             Some(directory) => self.directories.entry(*directory).or_default(),
             None => self.homeless.entry(inode).or_default(),
         };
@@ -155,7 +203,7 @@ impl Costs {
         }
         for inode in asked {
             let Some(cost) = self.homeless.remove(inode) else { continue };
-            let directory = self.homes.get(inode).copied().unwrap_or(0);
+            let directory = self.homes.get(inode).copied().unwrap_or(NO_DIRECTORY);
             self.directories.entry(directory).or_default().add(&cost, 1.0);
         }
         // Numbers are given to other files, and files move.
@@ -168,7 +216,8 @@ impl Costs {
     fn forget_the_small(&mut self) {
         let mut costs: Vec<(u64, f64)> = self.directories.iter().map(|(d, c)| (*d, c.ns)).collect();
         costs.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let kept: HashSet<u64> = costs.into_iter().take(DIRECTORIES_MAX / 2).map(|(d, _)| d).collect();
+        let kept = costs.into_iter().take(DIRECTORIES_MAX / 2).map(|(d, _)| d);
+        let kept: HashSet<u64> = kept.chain([NO_DIRECTORY, OTHERS]).collect();
         self.directories.retain(|d, _| kept.contains(d));
         self.paths.retain(|d, _| kept.contains(d));
     }
@@ -195,18 +244,70 @@ mod tests {
         assert_eq!(costs.unknown(10), [20]);
         costs.learn(&[20], &[(20, 7, "/a".into())]);
         let read = Cost { operations: 1.0, requests: 1.0, bytes: 4096.0, ns: 1000.0 };
-        assert_eq!((costs.directories[&7], costs.operations[&Kind::Read]), (read, read));
+        assert_eq!((costs.directories[&7], costs.operations[&Some(Kind::Read)]), (read, read));
         // What it does for nobody, or for somebody whose end is never seen.
         costs.take(&[record(Kind::DeviceWrite, 3, 0, None, [0, 512, 0])]);
         costs.take(&[record(Kind::DeviceWrite, 4, 99, Some(Kind::Create), [0, 512, 0])]);
         (0..ROUNDS).for_each(|_| costs.take(&[]));
-        assert_eq!((costs.directories[&0].requests, costs.operations[&Kind::Create].requests), (2.0, 1.0));
+        assert_eq!((costs.directories[&0].requests, costs.operations[&Some(Kind::Create)].requests), (2.0, 1.0));
+        assert_eq!(costs.operations[&None].requests, 1.0);
         // The operation within another one is no operation of a program, and a later one needs no telling.
         costs.take(&[
             record(Kind::Sync, 5, 2, Some(Kind::Fsync), [0; 3]),
             record(Kind::Getattr, 6, 0, None, [20, 0, 0]),
         ]);
-        assert_eq!((costs.directories[&7].operations, costs.operations.get(&Kind::Sync)), (2.0, None));
+        assert_eq!((costs.directories[&7].operations, costs.operations.get(&Some(Kind::Sync))), (2.0, None));
+    }
+
+    #[test]
+    fn work_for_many_is_divided_by_what_each_made_dirty_and_the_sums_are_those_of_the_device() {
+        let mut costs = Costs::default();
+        let (mut writeback, mut commit) = (Causes::default(), Causes::default());
+        let mut records = Vec::new();
+        let mut op = |kind, id: u64, inode, bytes: u64, causes: &mut Causes| {
+            records.push(record(kind, id, 0, None, [inode, 0, bytes]));
+            causes.add(Cause { span: id, origin: Some(kind) }, bytes);
+        };
+        // Two thousand reads that note a time, one long write, and forty files in four directories.
+        (0..2000).for_each(|n| op(Kind::Read, 1000 + n, 50, 0, &mut writeback));
+        op(Kind::Write, 100, 60, 60_000, &mut writeback);
+        (0..40).for_each(|n| op(Kind::Write, 200 + n, 10 + n % 4, 1000, &mut writeback));
+        op(Kind::Create, 101, 70, 300, &mut commit);
+        let work = |kind, id, causes: &Causes| Record {
+            causes: Some(Box::new(causes.clone())),
+            ..record(kind, id, 0, None, [1, 0, 0])
+        };
+        // A commit is for the creation, and through the writeback for the others.
+        commit.add(Cause { span: 5000, origin: Some(Kind::Write) }, 100);
+        for n in 0..10 {
+            records.push(record(Kind::DeviceWrite, 3000 + n, 5000, Some(Kind::Write), [0, 10_000, 0]));
+            records.push(record(Kind::DeviceWrite, 4000 + n, 5001, Some(Kind::Fsync), [0, 1000, 0]));
+        }
+        records.push(record(Kind::DeviceRead, 4100, 101, Some(Kind::Create), [0, 512, 0]));
+        costs.take(&records);
+        assert!(costs.operations.values().all(|c| c.bytes < 513.0), "the writeback has not ended");
+        costs.take(&[work(Kind::Writeback, 5000, &writeback), work(Kind::Commit, 5001, &commit)]);
+        let asked = costs.unknown(100);
+        let homes: Vec<_> = asked.iter().map(|i| (*i, *i, format!("/{i}"))).collect();
+        costs.learn(&asked, &homes);
+        let sum = |all: &mut dyn Iterator<Item = &Cost>| all.map(|c| c.bytes).sum::<f64>();
+        let all = 100_000.0 + 10_000.0 + 512.0;
+        for got in [sum(&mut costs.operations.values()), sum(&mut costs.directories.values())] {
+            assert!((got - all).abs() < 1e-6, "{got}");
+        }
+        // The long write has 60% of the data, and of the log what the writeback has through which it came.
+        let near = |got: f64, want: f64| assert!((got - want).abs() < 1e-6, "{got}, not {want}");
+        near(costs.directories[&60].bytes, 60_000.0 + 10_000.0 / 4.0 * 0.6);
+        near(costs.directories[&70].bytes, 512.0 + 7500.0);
+        near(costs.operations[&Some(Kind::Write)].bytes, 100_000.0 + 2500.0);
+        near(costs.operations[&Some(Kind::Read)].bytes, 0.0);
+        // Fifteen of the forty are named beside it; the others are nobody's, and not those fifteen's.
+        near(costs.directories[&OTHERS].bytes, 25_000.0 + 2500.0 * 0.25);
+        assert!(costs.waiting.is_empty() && costs.works.len() == 2);
+        for n in 0..2 * WORKS_MAX as u64 {
+            costs.take(&[work(Kind::Commit, 10_000 + n, &commit)]);
+        }
+        assert!(costs.works.len() <= WORKS_MAX && costs.works_order.len() <= WORKS_MAX);
     }
 
     #[test]

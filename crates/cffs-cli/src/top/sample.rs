@@ -1,6 +1,6 @@
 //! What the mount tells from time to time.
 
-use super::costs::{Cost, Costs};
+use super::costs::{Cost, Costs, NO_DIRECTORY, OTHERS};
 use crate::text::printable;
 use anyhow::Context;
 use cffs::stats::FsStats;
@@ -48,7 +48,7 @@ pub struct Sample {
     /// See `read_only`.
     pub failed: bool,
     /// By operation, since the beginning.
-    pub operations: HashMap<Kind, Cost>,
+    pub operations: HashMap<Option<Kind>, Cost>,
     /// By directory, since the beginning.
     pub directories: HashMap<u64, Cost>,
 }
@@ -58,7 +58,7 @@ impl Source {
     pub fn open(dir: &Path, with_trace: bool) -> anyhow::Result<Source> {
         let control = Control::open(dir)?;
         let image = printable(control.info()?.image.as_bytes());
-        let classes = Classes::OP.with(Classes::WRITEBACK).with(Classes::DEVICE).to_string();
+        let classes = Classes::OP.with(Classes::DEVICE).to_string();
         let request = Request::TraceStart { classes, scramble: false, yields: true };
         let begun = with_trace.then(|| control.call(&request));
         let (recording, without_trace) = match begun.transpose() {
@@ -93,8 +93,11 @@ impl Source {
 
     /// The path of a directory.
     pub fn path(&self, directory: u64) -> &str {
-        let none = "(the log, checkpoints, and what has no directory)";
-        if directory == 0 { none } else { self.costs.paths.get(&directory).map_or("?", String::as_str) }
+        match directory {
+            NO_DIRECTORY => "(no directory)",
+            OTHERS => "(others: work for more than it names)",
+            _ => self.costs.paths.get(&directory).map_or("?", String::as_str),
+        }
     }
 
     fn read_trace(&mut self) -> anyhow::Result<()> {

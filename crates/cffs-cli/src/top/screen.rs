@@ -3,6 +3,7 @@
 use super::costs::Cost;
 use super::sample::{Between, Sample};
 use cffs::device::PurposeStats;
+use cffs::trace::Kind;
 use serde_json::Value;
 use std::cmp::Ordering;
 
@@ -268,7 +269,8 @@ fn rows<'a>(b: &Between<'_>, view: View, path: &dyn Fn(u64) -> &'a str) -> Vec<(
         }
         Table::Operations => {
             let all = b.now.operations.iter();
-            all.map(|(k, c)| (k.name().to_owned(), cost(c, b.before.operations.get(k)))).collect()
+            all.map(|(k, c)| (k.map_or("(unknown)", Kind::name).to_owned(), cost(c, b.before.operations.get(k))))
+                .collect()
         }
         Table::Purposes => purposes(b, view.total, per),
         Table::Messages => {

@@ -11,13 +11,13 @@ fn name(origin: Option<Kind>) -> &'static str {
 }
 
 /// The operations for which a span was done, with shares that add up to one. Work that is done for many (a writeback, a commit,
-/// a checkpoint) counts for those it was done for, each with its share, and not for the one who had it done.
+/// a checkpoint) counts for those it was done for, each with the share of what it made dirty, and not for the one who had it done.
 pub fn shares(trace: &Trace, at: usize) -> Vec<(&'static str, f64)> {
     for ancestor in std::iter::once(at).chain(trace.ancestors(at)) {
         let Some(causes) = &trace.records[ancestor].causes else { continue };
-        let all: u64 = causes.counts().fold(0, |sum, (_, n)| sum.saturating_add(n));
-        if all > 0 {
-            return causes.counts().map(|(origin, n)| (name(origin), n as f64 / all as f64)).collect();
+        let all: Vec<_> = causes.shares().map(|(origin, share)| (name(origin), share)).collect();
+        if !all.is_empty() {
+            return all;
         }
     }
     vec![(name(trace.records[at].cause.origin), 1.0)]

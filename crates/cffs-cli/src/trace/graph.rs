@@ -1,7 +1,7 @@
 //! `cffs trace graph`: what caused what, as a tree.
 
 use super::load::{Trace, time};
-use super::summary::described;
+use super::requests::{described, own_time};
 use crate::text::{print_json, printable};
 use cffs::trace::{Causes, Kind, Record};
 use clap::Args;
@@ -19,7 +19,7 @@ pub struct GraphArgs {
     /// Print it as JSON: a list of spans, each with the number of its cause
     #[arg(long, conflicts_with = "merged")]
     json: bool,
-    /// One line for all that have the same path of causes, with their number and their time
+    /// One line for all that have the same path of causes, with their number and their time (requests of a batch share theirs)
     #[arg(long)]
     merged: bool,
     /// Only operations of this name, with all that they led to
@@ -109,15 +109,20 @@ fn as_json(trace: &Trace, r: &Record) -> Value {
             .collect::<BTreeMap<_, _>>()
             .into_iter()
             .collect();
+        value["bytes"] = causes.weight().into();
+        let shares = causes.shares().map(|(k, share)| (k.map_or("unknown", Kind::name), share));
+        value["shares"] = json!(shares.collect::<BTreeMap<_, _>>());
     }
     value
 }
 
 /// For whom it was done.
 fn beneficiaries(causes: &Causes) -> String {
-    let counts: Vec<String> =
-        causes.counts().map(|(kind, n)| format!("{n} {}", kind.map_or("unknown", Kind::name))).collect();
-    format!(", for {}", counts.join(", "))
+    let share = |share: f64| if causes.weight() > 0 { format!(" ({:.0}%)", share * 100.0) } else { String::new() };
+    let counts = causes.counts().zip(causes.shares());
+    let counts =
+        counts.map(|((kind, n), (_, part))| format!("{n} {}{}", kind.map_or("unknown", Kind::name), share(part)));
+    format!(", for {}", counts.collect::<Vec<_>>().join(", "))
 }
 
 /// Spaces for a depth. Beyond some it does not grow.
@@ -146,7 +151,7 @@ fn print(out: &mut impl Write, trace: &Trace, roots: &[usize]) -> io::Result<()>
 #[derive(Default)]
 struct Merged {
     count: u64,
-    ns: u64,
+    ns: f64,
     below: BTreeMap<&'static str, usize>,
 }
 
@@ -163,14 +168,14 @@ fn print_merged(out: &mut impl Write, trace: &Trace, roots: &[usize]) -> io::Res
             nodes.push(Merged::default());
         }
         nodes[node].count += 1;
-        nodes[node].ns = nodes[node].ns.saturating_add(r.duration);
+        nodes[node].ns += own_time(r);
         path.push(node);
         Ok(())
     })?;
     let mut open: Vec<(&str, usize, usize)> = nodes[0].below.iter().rev().map(|(name, n)| (*name, *n, 0)).collect();
     while let Some((name, node, depth)) = open.pop() {
         let n = &nodes[node];
-        writeln!(out, "{:>9} {:>9}  {}{name}", n.count, time(n.ns), indent(depth))?;
+        writeln!(out, "{:>9} {:>9}  {}{name}", n.count, time(n.ns as u64), indent(depth))?;
         open.extend(n.below.iter().rev().map(|(name, n)| (*name, *n, depth + 1)));
     }
     Ok(())

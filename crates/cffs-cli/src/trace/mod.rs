@@ -1,10 +1,12 @@
 //! `cffs trace`: records what a mounted file system does, with the causes, and explains it.
 
 mod causes;
+mod explain;
 mod graph;
 mod load;
 mod perfetto;
 mod record;
+mod requests;
 mod summary;
 
 use anyhow::anyhow;

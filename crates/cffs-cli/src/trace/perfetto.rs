@@ -137,6 +137,8 @@ fn arguments(r: &Record) -> Value {
     if let Some(causes) = &r.causes {
         let counts = causes.counts().map(|(kind, n)| (kind.map_or("unknown", Kind::name).to_owned(), n.into()));
         args.insert("for".into(), Value::Object(counts.collect()));
+        let shares = causes.shares().map(|(kind, share)| (kind.map_or("unknown", Kind::name).to_owned(), share.into()));
+        args.insert("shares".into(), Value::Object(shares.collect()));
     }
     if r.transaction != 0 {
         args.insert("transaction".into(), r.transaction.into());

@@ -48,19 +48,21 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     out.write_all(&frame::HEADER)?;
     // A listing would be traced itself.
     let first = if r.replay { Classes::NONE } else { r.classes };
+    let waiting: Classes = control.info()?.traced_since_mount.parse().unwrap_or_default();
     let recording: u64 =
         control.call(&Request::TraceStart { classes: first.to_string(), scramble: r.scramble, yields: false })?;
+    let since_mount = waiting.meets(Classes::DEVICE) && recording == 1;
     // An interrupt at the terminal reaches the command as well, and it decides.
     let stops = || ended.load(Ordering::Relaxed) || r.command.is_empty() && interrupted.load(Ordering::Relaxed);
     let mut child = None;
-    let traced = record(r, &control, recording, &mut *out, &mut child, &stops);
+    let traced = record(r, &control, (recording, since_mount), &mut *out, &mut child, &stops);
     // Switched off also after an error, which is the one to be told then.
     let stopped = switch(&control, recording, Classes::NONE, false);
     let end = || {
         traced?;
         stopped?;
         drain(&control, recording, &mut *out)?;
-        out.write_all(&information("end", r, &control)?)?;
+        out.write_all(&information("end", since_mount, r, &control)?)?;
         Ok(out.flush()?)
     };
     let written: anyhow::Result<()> = end();
@@ -107,12 +109,14 @@ fn open_output(r: &Recording<'_>) -> anyhow::Result<Box<dyn Write>> {
 }
 
 /// What the mount says of itself at this moment.
-fn information(when: &str, r: &Recording<'_>, control: &Control) -> anyhow::Result<Vec<u8>> {
+fn information(when: &str, since_mount: bool, r: &Recording<'_>, control: &Control) -> anyhow::Result<Vec<u8>> {
     let info = control.info()?;
     let stats: Value = control.stats()?;
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let json = json!({
         "when": when,
+        // It has all requests since the mount, whose counters began with zero.
+        "since_mount": since_mount,
         "unix_ms": time,
         "program": info.program,
         // A path is a name too.
@@ -145,7 +149,7 @@ fn settings(info: &MountInfo, stats: &Value) -> Value {
 fn record(
     r: &Recording<'_>,
     control: &Control,
-    recording: u64,
+    (recording, since_mount): (u64, bool),
     out: &mut dyn Write,
     child: &mut Option<Child>,
     stops: &dyn Fn() -> bool,
@@ -154,7 +158,7 @@ fn record(
         list(control, recording, out, stops)?;
         switch(control, recording, r.classes, true)?;
     }
-    out.write_all(&information("start", r, control)?)?;
+    out.write_all(&information("start", since_mount, r, control)?)?;
     let began = Instant::now();
     if let Some((program, args)) = r.command.split_first() {
         let mut command = Command::new(program);

@@ -1,13 +1,15 @@
 //! `cffs trace summary`: tables, and the slowest operations explained.
 
 use super::causes::{shares, waiting};
+use super::explain::{Explanation, explain};
 use super::load::{Trace, time};
+use super::requests::{Requests, described};
 use crate::text::print_json;
 use cffs::device::Purpose;
-use cffs::trace::{Kind, Record};
+use cffs::trace::Record;
 use clap::Args;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -23,48 +25,6 @@ pub struct SummaryArgs {
     slowest: usize,
     /// The trace; `-` is standard input
     file: PathBuf,
-}
-
-/// Requests that were counted. Shares of requests make fractions.
-#[derive(Clone, Copy, Default)]
-struct Requests {
-    reads: f64,
-    writes: f64,
-    flushes: f64,
-    discards: f64,
-    read_bytes: f64,
-    write_bytes: f64,
-    /// Time that the device took, in nanoseconds.
-    ns: f64,
-}
-
-impl Requests {
-    fn add(&mut self, r: &Record, share: f64) {
-        let (count, bytes) = match r.kind {
-            Kind::DeviceRead => (&mut self.reads, Some(&mut self.read_bytes)),
-            Kind::DeviceWrite => (&mut self.writes, Some(&mut self.write_bytes)),
-            Kind::DeviceFlush => (&mut self.flushes, None),
-            _ => (&mut self.discards, None),
-        };
-        *count += share;
-        if let Some(bytes) = bytes {
-            *bytes += share * r.args[1] as f64;
-        }
-        // Those of a batch have the same time together.
-        self.ns += share * r.duration as f64 / r.request().map_or(1, |q| q.batch) as f64;
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "reads": self.reads,
-            "writes": self.writes,
-            "flushes": self.flushes,
-            "discards": self.discards,
-            "read_bytes": self.read_bytes,
-            "write_bytes": self.write_bytes,
-            "device_ns": self.ns,
-        })
-    }
 }
 
 /// Durations that are kept one by one. Of more than so many the percentiles are off by a hundredth at most.
@@ -207,60 +167,10 @@ fn counted(trace: &Trace) -> Option<[u64; 3]> {
         let sum = |key: &str| rows.iter().map(|row| row[key].as_u64().unwrap_or(0)).fold(0, u64::saturating_add);
         (!rows.is_empty()).then(|| ["read_requests", "write_requests", "flushes"].map(sum))
     };
-    let (start, end) = (sums(&trace.start)?, sums(&trace.end)?);
+    // A trace of all since the mount begins with its counters.
+    let start = if trace.start["since_mount"] == true { [0; 3] } else { sums(&trace.start)? };
+    let end = sums(&trace.end)?;
     Some(std::array::from_fn(|i| end[i].saturating_sub(start[i])))
-}
-
-/// Why an operation took its time.
-#[derive(Default)]
-struct Explanation {
-    /// Requests that it waited for, by purpose.
-    requests: BTreeMap<&'static str, Requests>,
-    /// Waiting for the transfers of others, and for the commits of others, in nanoseconds.
-    transfers: u64,
-    commits: u64,
-}
-
-/// Explains operations: what they led to in their thread, in their time, and what that led to.
-fn explain(trace: &Trace, ops: &[usize]) -> Vec<Explanation> {
-    let mut explained: Vec<Explanation> = ops.iter().map(|_| Explanation::default()).collect();
-    let mut by_thread: HashMap<u64, Vec<(usize, usize)>> = HashMap::new();
-    for (n, op) in ops.iter().enumerate() {
-        by_thread.entry(trace.records[*op].thread).or_default().push((n, *op));
-    }
-    for (at, r) in trace.records.iter().enumerate() {
-        for (n, op) in by_thread.get(&r.thread).into_iter().flatten() {
-            let within = |at: &usize| trace.is_within(*at, *op);
-            if at == *op || !within(&at) || !trace.ancestors(at).take_while(within).any(|above| above == *op) {
-                continue;
-            }
-            let e = &mut explained[*n];
-            match r.kind {
-                Kind::Wait => e.transfers = e.transfers.saturating_add(r.duration),
-                Kind::CommitWait => e.commits = e.commits.saturating_add(r.duration),
-                _ => {}
-            }
-            if let Some(request) = r.request() {
-                e.requests.entry(request.purpose.name()).or_default().add(r, 1.0);
-            }
-        }
-    }
-    explained
-}
-
-/// What an operation was, with its arguments.
-pub(super) fn described(r: &Record) -> String {
-    let mut text = r.kind.name().to_owned();
-    let request = r.request();
-    for (name, value) in r.named_args().filter(|(name, _)| *name != "what") {
-        text.push_str(&format!(" {name}={value}"));
-    }
-    if let Some(q) = request {
-        text.push_str(&format!(" {} for {}", q.kind.name(), q.purpose.name()));
-        let more = [(q.batch > 1).then(|| format!("one of {} at once", q.batch)), q.failed.then(|| "failed".into())];
-        more.into_iter().flatten().for_each(|m| text.push_str(&format!(", {m}")));
-    }
-    text
 }
 
 /// Runs the subcommand.
@@ -304,16 +214,15 @@ fn as_json(trace: &Trace, s: &Summary) -> Value {
         .slowest
         .iter()
         .map(|Slow { record: r, why: e }| {
-            json!({
+            let mut value = json!({
                 "operation": r.kind.name(),
                 "arguments": r.named_args().collect::<BTreeMap<_, _>>(),
                 "thread": trace.thread(r.thread),
                 "start_ns": r.start,
                 "ns": r.duration,
-                "requests": table(&e.requests),
-                "wait_for_transfers_ns": e.transfers,
-                "wait_for_commits_ns": e.commits,
-            })
+            });
+            e.json(&mut value);
+            value
         })
         .collect();
     json!({
@@ -418,20 +327,7 @@ fn print_slowest(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result
         let thread = crate::text::printable(trace.thread(r.thread).as_bytes());
         let when = time(r.start.saturating_sub(first));
         writeln!(out, "  {}: {}, {when} after the start, in {thread}", time(r.duration), described(r))?;
-        let mut parts: Vec<String> = Vec::new();
-        let mut explained = e.transfers.saturating_add(e.commits);
-        for (purpose, q) in &e.requests {
-            let words = [(q.reads, "reads"), (q.writes, "writes"), (q.flushes, "flushes"), (q.discards, "discards")];
-            let made: Vec<String> = words.iter().filter(|w| w.0 > 0.0).map(|(n, w)| format!("{n:.0} {w}")).collect();
-            parts.push(format!("{} in {} for {purpose}", time(q.ns as u64), made.join(", ")));
-            explained = explained.saturating_add(q.ns as u64);
-        }
-        let waits = [(e.transfers, "transfers"), (e.commits, "commits")];
-        for (ns, what) in waits.iter().filter(|w| w.0 > 0) {
-            parts.push(format!("{} waiting for {what} of others", time(*ns)));
-        }
-        parts.push(format!("{} for the rest", time(r.duration.saturating_sub(explained))));
-        writeln!(out, "      {}", parts.join("; "))?;
+        writeln!(out, "      {}", e.text())?;
     }
     Ok(())
 }
@@ -439,36 +335,7 @@ fn print_slowest(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cffs::trace::Cause;
-
-    #[test]
-    fn spans_that_cause_each_other_are_explained_once() {
-        let record = |kind, id, cause, start, duration| Record {
-            kind,
-            id,
-            cause: Cause { span: cause, origin: None },
-            thread: 1,
-            start,
-            duration,
-            args: [0; 3],
-            transaction: 0,
-            causes: None,
-            detail: None,
-        };
-        let trace = Trace::of(vec![
-            record(Kind::Read, 1, 2, 0, 100),
-            record(Kind::Wait, 2, 1, 10, 10),
-            record(Kind::Wait, 3, 2, 12, 5),
-        ]);
-        let explained = &explain(&trace, &[0])[0];
-        assert_eq!((explained.transfers, explained.commits), (15, 0));
-        let mut summary = Summary::default();
-        summary.add(&trace, 0..3, 5);
-        summary.finish();
-        let mut out = Vec::new();
-        print(&mut out, &trace, &summary).unwrap();
-        assert!(String::from_utf8(out).unwrap().contains("read"));
-    }
+    use cffs::trace::{Cause, Kind};
 
     #[test]
     fn percentiles_of_many_durations_are_nearly_those_of_all() {

@@ -5,6 +5,7 @@ mod changing;
 mod colocate;
 mod convert;
 mod formatting;
+mod guide;
 mod layout;
 mod log_fsck;
 mod log_layout;

@@ -64,7 +64,7 @@ fn a_trace_has_each_request_that_the_mount_counts_with_purpose_and_cause() {
     assert!(count("read") >= FILES as u64 && count("create") == FILES as u64 && count("mkdir") == 1, "{summary}");
     assert_eq!(summary["slowest"].as_array().unwrap().len(), 10);
     let text = ok(&["trace", "summary", "--slowest", "1", &file]);
-    for part in ["Requests by purpose", "counted", "create", "The slowest operations", "for the rest"] {
+    for part in ["Requests by purpose", "counted", "create", "The slowest operations", "for the rest: locks, copying"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 
@@ -202,6 +202,11 @@ fn classes_are_chosen_and_a_mount_can_be_traced_from_its_beginning() {
     let graph = json(&ok(&["trace", "graph", "--json", &file]));
     let kinds: BTreeSet<&str> = graph.as_array().unwrap().iter().map(|s| s["kind"].as_str().unwrap()).collect();
     assert!(kinds.contains("mount") && kinds.contains("device-read"), "{kinds:?}");
+    let requests = &json(&ok(&["trace", "summary", "--json", &file]))["requests"];
+    for what in ["reads", "writes", "flushes"] {
+        assert_eq!(number(&requests["all"][what]), number(&requests["counted"][what]), "since the mount: {requests}");
+    }
+    assert!(number(&requests["counted"]["reads"]) > 0.0);
     assert!(!kinds.contains("message") && !kinds.contains("miss"), "{kinds:?}");
     let roots = graph.as_array().unwrap();
     assert!(roots.iter().any(|s| s["kind"] == "device-read" && s["origin"] == "mount"), "{graph}");
@@ -239,6 +244,38 @@ fn classes_are_chosen_and_a_mount_can_be_traced_from_its_beginning() {
     wait_until("the command", || started.exists());
     rustix::process::kill_process(rustix::process::Pid::from_child(&recorder), rustix::process::Signal::TERM).unwrap();
     assert_eq!(recorder.wait().unwrap().code(), Some(5));
+    umount(&name);
+}
+
+#[test]
+fn the_share_in_work_for_many_is_one_of_bytes_whatever_classes_are_recorded() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &["-o", "strictatime"]);
+    let file = dir.path().join("trace").to_str().unwrap().to_owned();
+    // 120 files get a time of access, and one gets 6 MB.
+    let work = format!("cat {name}/old/* > /dev/null && head -c 6000000 /dev/zero > {name}/large && sync -f {name}");
+    for classes in ["all", "op,device"] {
+        ok(&["trace", "--classes", classes, "-o", &file, &name, "--", "sh", "-c", &work]);
+        let summary = json(&ok(&["trace", "summary", "--json", &file]));
+        let causes = &summary["requests"]["by_cause"];
+        let bytes = |cause: &str| causes[cause]["write_bytes"].as_f64().unwrap_or(0.0);
+        let all = number(&summary["requests"]["all"]["write_bytes"]);
+        assert!(all > 6e6 && bytes("write") > 0.9 * all, "{classes}: {summary}");
+        assert!(bytes("read") < 0.05 * all && bytes("sync") < 0.05 * all, "{classes}: {summary}");
+        assert!(causes.get("unknown").is_none(), "{classes}: {summary}");
+        // The times go to the log, and whoever has read has his part of it.
+        assert!(bytes("read") > 0.0, "{classes}: {summary}");
+        let graph = json(&ok(&["trace", "graph", "--json", &file]));
+        let many = graph.as_array().unwrap().iter().filter(|s| s["shares"].is_object());
+        assert!(many.clone().any(|s| s["kind"] == "commit") && many.clone().any(|s| s["kind"] == "writeback"));
+        for span in many {
+            let sum: f64 = span["shares"].as_object().unwrap().values().map(number).sum();
+            assert!((sum - 1.0).abs() < 1e-9, "{span}");
+        }
+    }
     umount(&name);
 }
 

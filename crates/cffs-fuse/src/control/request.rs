@@ -299,6 +299,9 @@ pub struct MountInfo {
     pub free_bytes: u64,
     /// Free bytes for everybody.
     pub available_bytes: u64,
+    /// What has been recorded since the mount and waits for the first who begins a recording, as [`cffs::trace::Classes`] is written.
+    #[serde(default)]
+    pub traced_since_mount: String,
 }
 
 /// Why a request was refused.

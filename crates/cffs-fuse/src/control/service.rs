@@ -115,5 +115,6 @@ fn info(shared: &MountState, fs: &Fs) -> MountInfo {
         total_bytes: bytes(space.total),
         free_bytes: bytes(space.free),
         available_bytes: bytes(space.available),
+        traced_since_mount: fs.tracer().since_mount().to_string(),
     }
 }

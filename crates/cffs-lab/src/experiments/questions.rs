@@ -1,6 +1,7 @@
 //! The eight questions that the thesis of 1998 leaves open (section 5.3), each answered from the figures of our runs.
 
 use super::outcome::{Outcome, shown};
+use super::real_grouping::{ASKED, LIE};
 use super::results::Results;
 
 /// A question with what the figures say; `None` where an experiment has not run.
@@ -91,6 +92,8 @@ fn traced(r: Results<'_>, question: usize) -> Found {
         2 => each(&readers, &|p| {
             Ok(format!("{p} reads {} of its files after a neighbour", percent(of(does, p, "after a neighbour, %")?)))
         }),
+        3 => each(&["ext4", "conventional"], &|system| groups(r, system)),
+        4 => groups(r, "cffs"),
         6 => each(&["git status", "grep -r", "tar", "cp -r", "rm -r"], &|p| {
             let time = |way| of("Disk time", &on(p), way);
             let [ours, off, neither] = [time("both")?, time("both, no prefetch")?, time("neither")?].map(shown);
@@ -102,6 +105,29 @@ fn traced(r: Results<'_>, question: usize) -> Found {
         }),
         _ => Err("real-programs"),
     }
+}
+
+/// How the files lie that a program reads one after the other, and what the disk is asked for it.
+fn groups(r: Results<'_>, system: &str) -> Found {
+    let lie =
+        |state: &str, column: &str| r.figure("real-programs", LIE, &format!("git grep, {system}, {state}"), column);
+    let [fresh, aged] = ["fresh", "aged"].map(|state| {
+        let [behind, near] = [lie(state, "directly behind, %")?, lie(state, "within a group, %")?].map(percent);
+        Ok::<_, &'static str>(format!("{behind} directly behind the one before and {near} within 256 KiB of it"))
+    });
+    let reads = |state: &str| {
+        let row = format!("git grep, {system}, {state}");
+        r.figure("real-programs", ASKED, &row, "reads for 100 files").map(shown)
+    };
+    let requests = match (reads("fresh"), reads("aged")) {
+        (Ok(fresh), Ok(aged)) => format!("; 100 of them take {fresh} reads of the disk, aged {aged}"),
+        // The kernel's file systems have no such trace.
+        _ => String::new(),
+    };
+    Ok(format!(
+        "of the small files that git grep reads on {system} {} in a new clone, {} after many revisions{requests}",
+        fresh?, aged?
+    ))
 }
 
 fn small_files(r: Results<'_>) -> Found {
@@ -219,6 +245,7 @@ fn large_files(r: Results<'_>) -> Found {
 
 #[cfg(test)]
 mod tests {
+    use super::super::real_grouping::LIE_COLUMNS;
     use super::*;
 
     #[test]
@@ -232,6 +259,34 @@ mod tests {
         assert_eq!(answers.len(), 8);
         assert!(answers[0].answer.as_ref().is_ok_and(|a| a.contains("81.5%") && a.contains("33.0%")));
         assert_eq!(answers[1].answer, Err("sapuntzakis98-table4.1"));
+        assert_eq!(answers[4].answer, Err("layout"));
         assert!(answers[2].answer.as_ref().is_ok_and(|a| a.contains("64.0%")));
+    }
+
+    #[test]
+    fn how_files_lie_that_programs_read_answers_two_of_them() {
+        let mut outcome = Outcome { name: "real-programs".into(), ..Outcome::default() };
+        let columns = LIE_COLUMNS.map(str::to_string);
+        let row = |name: &str, behind, near| (format!("git grep, {name}"), vec![900.0, behind, near, 1.0]);
+        let rows = vec![
+            row("cffs, fresh", 91.0, 99.0),
+            row("cffs, aged", 51.0, 62.0),
+            row("conventional, fresh", 40.0, 50.0),
+            row("conventional, aged", 10.0, 12.0),
+            row("ext4, fresh", 30.0, 33.0),
+            row("ext4, aged", 7.0, 21.0),
+        ];
+        outcome.table(LIE, "program", &columns, rows);
+        let reads = ["reads for 100 files".to_string()];
+        let rows = vec![("git grep, cffs, fresh".into(), vec![4.5]), ("git grep, cffs, aged".into(), vec![8.25])];
+        outcome.table(ASKED, "program", &reads, rows);
+        let results = [("Programs", outcome)];
+        let answers = answers(&results);
+        let says = |n: usize, parts: &[&str]| {
+            let text = answers[n].answer.as_ref().unwrap();
+            parts.iter().for_each(|part| assert!(text.contains(part), "{part}: {text}"));
+        };
+        says(3, &["on ext4 30.0% directly", "33.0% within", "7.00% directly", "on conventional 40.0%"]);
+        says(4, &["on cffs 91.0% directly", "51.0% directly", "62.0% within", "4.50 reads", "aged 8.25"]);
     }
 }

@@ -12,19 +12,18 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use cffs::ROOT_INO;
 use cffs::trace::Kind;
+use serde_json::Value;
 
+use super::cloned::{BYTES, SMALL, clone};
 use super::history::repository;
 use super::kernel_peers::{able, images};
 use super::outcome::Outcome;
+use super::real_grouping::grouping;
 use crate::cleanup::{Cleanup, Guard};
 use crate::mounted::{Kind as Peer, LIMIT};
 use crate::process::{find_program, run_command};
 use crate::replay::{Predicted, Settings, Workload, predict};
 
-/// Bytes of the image.
-const BYTES: u64 = 1 << 30;
-/// Files up to this size are small.
-const SMALL: u64 = 16 << 10;
 /// The disks, and the ways to be on them.
 const DISKS: [&str; 2] = ["hdd-2026", "volume-1ms"];
 /// See [`DISKS`].
@@ -127,15 +126,24 @@ fn prepare(program: PathBuf, dir: &Path, from: &Path) -> Result<Mount> {
     command.args(["mkfs", "--group-size", "256K", "--size", &BYTES.to_string()]).arg(&mount.image);
     run_command(command, LIMIT)?;
     let mounted = Peer::Cffs.mount(&mount.program, "", &mount.image.to_string_lossy(), &mount.root)?;
-    let mut command = Command::new("git");
-    command.args(["-c", "safe.directory=*", "clone", "-q", "--no-hardlinks"]).arg(from).arg(mount.root.join("clone"));
-    run_command(command, LIMIT)?;
-    // The index has times that are finer than those of a file that was just written: the first look rewrites it.
-    let mut command = Command::new("sh");
-    command.args(["-c", "sleep 1.1; git status"]).current_dir(mount.root.join("clone"));
-    run_command(command, LIMIT)?;
+    clone(from, &mount.root)?;
     mounted.unmount()?;
     Ok(mount)
+}
+
+/// Requests of an operation in a trace: reads, writes, bytes of both, with the shares of those that were made for many.
+type Shares = (String, [f64; 3]);
+
+/// What each operation had the disk do, from the summary of a trace, whose shares of a request add up to one.
+fn shares(summary: &Value) -> Vec<Shares> {
+    let rows = summary["requests"]["by_cause"].as_object().into_iter().flatten();
+    let number = |row: &Value, name: &str| row[name].as_f64().unwrap_or(0.0);
+    rows.map(|(operation, row)| {
+        let bytes = number(row, "read_bytes") + number(row, "write_bytes");
+        (operation.clone(), [number(row, "reads"), number(row, "writes"), bytes])
+    })
+    .filter(|(_, [reads, writes, _])| reads + writes > 0.0)
+    .collect()
 }
 
 /// Real programs. Without root, FUSE or a repository an outcome without figures.
@@ -162,14 +170,15 @@ pub fn programs(_scale: u64) -> Result<Outcome> {
     let (mut rows, mut causes) = (Vec::new(), Vec::new());
     let mut costs: Vec<(String, [Vec<f64>; 3])> = Vec::new();
     for (name, words) in PROGRAMS {
-        let w = mount.record(words, &dir.join("trace")).with_context(|| format!("recording {name}"))?;
+        let trace = dir.join("trace");
+        let w = mount.record(words, &trace).with_context(|| format!("recording {name}"))?;
         let recorded = w.recorded_total();
-        for (operation, r) in w.by_cause.iter().filter(|(_, r)| r.reads + r.writes > 0) {
+        let mut command = Command::new(&mount.program);
+        command.args(["trace", "summary", "--json"]).arg(&trace);
+        let summary: Value = serde_json::from_str(&run_command(command, LIMIT)?)?;
+        for (operation, [reads, writes, bytes]) in shares(&summary) {
             let done = w.ops.iter().filter(|op| op.kind.name() == operation).count();
-            causes.push((
-                format!("{name}: {operation}"),
-                vec![done as f64, r.reads as f64, r.writes as f64, r.bytes as f64 / 1e3],
-            ));
+            causes.push((format!("{name}: {operation}"), vec![done as f64, reads, writes, bytes / 1e3]));
         }
         for disk in DISKS {
             let runs: Vec<Predicted> = WAYS
@@ -209,11 +218,12 @@ pub fn programs(_scale: u64) -> Result<Outcome> {
     outcome.table("What programs do", "program", &columns.map(str::to_string), rows);
     let columns = ["operations", "reads", "writes", "KB"].map(str::to_string);
     outcome.table(
-        "What each operation has the disk do, as recorded; work done for many is counted for who had it done",
+        "What each operation has the disk do, as recorded, at once and later; work done for many is divided by what each made dirty",
         "operation",
         &columns,
         causes,
     );
+    grouping(&mut outcome, &mount.program, &dir, &from)?;
     let ways: Vec<String> = WAYS.iter().map(|(way, _)| way.to_string()).collect();
     let titles = ["Disk time (s)", "Reading small files (ms for a MB)", "Reading large files (ms for a MB)"];
     for (n, title) in titles.into_iter().enumerate() {
@@ -233,6 +243,16 @@ mod tests {
     use super::*;
     use crate::replay::Op;
     use cffs::trace::{Detail, Listed};
+    use serde_json::json;
+
+    #[test]
+    fn shares_of_requests_add_up() {
+        let row = |reads: f64, writes: f64| json!({"reads": reads, "writes": writes, "read_bytes": 512.0, "write_bytes": 1.5});
+        let by_cause = json!({"create": row(0.0, 2.25), "write": row(1.0, 0.75), "fsync": row(0.0, 0.0)});
+        let all = shares(&json!({"requests": {"by_cause": by_cause}}));
+        assert_eq!(all, [("create".to_owned(), [0.0, 2.25, 513.5]), ("write".to_owned(), [1.0, 0.75, 513.5])]);
+        assert!(shares(&Value::Null).is_empty());
+    }
 
     #[test]
     fn reads_are_small_or_large_and_follow_a_neighbour_or_not() {

@@ -36,7 +36,8 @@ pub fn of_mount(root: &Path) -> Result<Layout> {
                 paths.push(entry.path());
             }
         }
-        let mut listed = Listed::default();
+        let below = dir.strip_prefix(root).unwrap_or(&dir).to_string_lossy();
+        let mut listed = Listed { path: format!("/{below}"), ..Listed::default() };
         for (paths, files) in paths.chunks(200).zip(files.chunks(200)) {
             let mut command = Command::new("filefrag");
             command.arg("-v").arg("-b512").args(paths);

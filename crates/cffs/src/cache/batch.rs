@@ -26,7 +26,7 @@ impl Cache {
         let blocks = requests.iter().map(|(_, _, range)| range.end - range.start).sum();
         let mut span = self.tracer().span_for(*first, Trace::Readahead, [requests[0].2.start, blocks, 0]);
         for (cause, kind, range) in requests {
-            for_whom.add(cause);
+            for_whom.add(cause, (range.end - range.start) << self.geo.block_shift);
             let range = self.together(&(range.start..range.start + 1), range);
             // Around what is there already, or on its way.
             let runs = self.shard(range.start).shard.lock().claim_missing(range);

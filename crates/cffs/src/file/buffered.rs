@@ -101,6 +101,7 @@ pub(super) fn dirty_page(
     let covered = if inline { within.end..within.end } else { within.clone() };
     let outcome = make_page(cx, st, index, &covered);
     if outcome.is_ok() {
+        cx.cache.tracer().note_dirty(st.inode.ino, dirty.len() - old.len());
         st.data.change_page(index, |p| {
             p.reserved = need.places.max(had);
             p.splits = need.splits.max(had_splits);

@@ -68,6 +68,7 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
         st.data.pages.insert(index, Page { bytes, dirty: 0..bs, reserved: each, splits: 0, writing: false });
     }
     st.data.pages_reserved += need.places;
+    cx.cache.tracer().note_dirty(st.inode.ino, n as usize * bs);
     cx.cache.add_dirty_data(n as usize * (bs + PAGE_OVERHEAD));
     Ok(n as usize * bs)
 }

@@ -6,7 +6,7 @@ use crate::node::Node;
 use crate::placement::Placement;
 use crate::space::Space;
 use crate::sums::Sums;
-use crate::trace::{Kind, Span};
+use crate::trace::{Dirtied, Kind, Span};
 use std::sync::Arc;
 
 /// What file operations work with.
@@ -27,13 +27,15 @@ pub struct FileCtx<'a> {
 }
 
 impl<'a> FileCtx<'a> {
-    /// The writeback of these files, for the trace: it is done for those who have made them dirty.
-    pub(super) fn writeback_span(&self, nodes: &[Arc<Node>]) -> Span<'a> {
+    /// The writeback of these files, for the trace: it is done for those who have made them dirty, who are returned.
+    pub(super) fn writeback_span(&self, nodes: &[Arc<Node>]) -> (Span<'a>, Dirtied) {
         let tracer = self.cache.tracer();
         let mut span = tracer.span(Kind::Writeback, [nodes.len() as u64, 0, 0]);
-        if span.is_on() {
-            span.add_causes(&tracer.take_dirty(nodes.iter().map(|node| node.ino)));
+        if !span.is_on() {
+            return (span, Dirtied::default());
         }
-        span
+        let dirtied = tracer.take_dirty(nodes.iter().map(|node| node.ino));
+        span.add_causes(&dirtied.all);
+        (span, dirtied)
     }
 }

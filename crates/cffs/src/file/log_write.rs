@@ -18,8 +18,9 @@ pub fn fits_log(st: &NodeState, limit: usize) -> bool {
 
 /// Writes the dirty data of a small file through the journal. The caller commits.
 pub fn write_through_journal(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
-    let _span = cx.writeback_span(std::slice::from_ref(node));
+    let (_span, dirtied) = cx.writeback_span(std::slice::from_ref(node));
     let Some(mut unit) = collect::collect(cx, node, true)? else { return Ok(()) };
+    unit.for_whom = dirtied.of(node.ino);
     let bytes = log_bytes(cx, &unit);
     if bytes > cx.journal.reserve_max() / 2 {
         unit.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
@@ -78,6 +79,7 @@ fn log_unit(cx: &FileCtx<'_>, node: &Arc<Node>, unit: &mut Unit<'_>, log_bytes: 
     let runs = std::mem::take(&mut unit.runs);
     // The blocks are read before the transaction, because parts of them may be other files'.
     let pieces = pieces(cx, &runs)?;
+    let _on_behalf = unit.on_behalf();
     let txn = cx.journal.begin(log_bytes)?;
     let mut st = node.state.write();
     if st.freed {

@@ -80,6 +80,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
         while !fits_one_txn(cx, &node, &unit.extents[..n]) {
             n /= 2;
         }
+        let _on_behalf = unit.on_behalf();
         let txn = cx.journal.begin(log_bytes(cx, &node, &unit.extents[..n]))?;
         let mut st = node.state.write();
         if st.freed {

@@ -6,6 +6,7 @@ use crate::format::Run;
 use crate::format::{Extent, FragAddr};
 use crate::node::{Node, NodeState, TakenPage};
 use crate::reservation::Reservation;
+use crate::trace::{Many, ForMany};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -86,6 +87,8 @@ pub(super) struct Unit<'a> {
     pub(super) fresh: Vec<BufRef>,
     /// The written data stays in the cache.
     pub(super) keep: bool,
+    /// For whom it is written, while that is traced.
+    pub(super) for_whom: Option<Arc<Many>>,
     /// Fragments that were moved are counted here.
     pub(super) moved: Option<Arc<AtomicU64>>,
 }
@@ -109,8 +112,14 @@ impl<'a> Unit<'a> {
             inline: None,
             fresh: Vec::new(),
             keep: false,
+            for_whom: None,
             moved: None,
         }
+    }
+
+    /// While it lives, transactions are those of who made the file dirty.
+    pub(super) fn on_behalf(&self) -> Option<ForMany> {
+        self.for_whom.clone().map(ForMany::of)
     }
 
     /// It moves data, and is no writeback.

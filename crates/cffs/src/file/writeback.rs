@@ -15,6 +15,7 @@ use crate::format::{FileType, Ino, InodeFormat};
 use crate::inode;
 use crate::node::Node;
 use crate::sums::{ChecksumRun, PinnedTables, Sums};
+use crate::trace::Dirtied;
 use cffs_device::Purpose;
 use std::sync::Arc;
 
@@ -39,12 +40,12 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
         return Ok(());
     }
     let _purpose = Purpose::Writeback.scope_if_none();
-    let _span = cx.writeback_span(&nodes);
+    let (_span, dirtied) = cx.writeback_span(&nodes);
     let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(cx, &n), n)).collect();
     ordered.sort_by_key(|(k, _)| *k);
     let sizes = new_small_files(cx, ordered.iter().map(|(_, n)| n));
     cx.placement.begin_batch(&sizes);
-    let outcome = write_ordered(cx, ordered.into_iter().map(|(_, n)| n));
+    let outcome = write_ordered(cx, ordered.into_iter().map(|(_, n)| n), &dirtied);
     cx.placement.end_batch(&sizes);
     outcome
 }
@@ -65,14 +66,15 @@ fn new_small_files<'a>(cx: &FileCtx<'_>, nodes: impl Iterator<Item = &'a Arc<Nod
     sizes
 }
 
-fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>) -> Result<()> {
+fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>, dirtied: &Dirtied) -> Result<()> {
     let mut first_error = None;
     let mut units = Vec::new();
     let mut bytes = 0;
     let mut iter = nodes.peekable();
     while let Some(node) = iter.next() {
         match collect::collect(cx, &node, false) {
-            Ok(Some(unit)) => {
+            Ok(Some(mut unit)) => {
+                unit.for_whom = dirtied.of(node.ino);
                 bytes += unit.bytes();
                 units.push(unit);
             }

@@ -93,7 +93,7 @@ impl Fs {
             let parent = node.state.read().inode.parent;
             self.track_path(parent);
         }
-        self.list_dirty(&node);
+        self.list_again(&node);
         self.start_writeback(&node, n);
         if n > 0 && node.state.read().inode.flags & FLAG_SYNC != 0 {
             self.fsync(ino, true)?;
@@ -193,7 +193,7 @@ impl Fs {
             may_write(&st, offset)?;
             let written = file::write(&self.file_cx(), &mut st, offset, data, c.privileged());
             // Even after an error there may be new zeros behind the old end.
-            self.list_dirty(node);
+            self.list_again(node);
             if written.is_ok() {
                 let now = now();
                 (st.inode.mtime, st.inode.ctime) = (now, now);

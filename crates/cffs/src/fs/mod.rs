@@ -229,13 +229,13 @@ impl Fs {
         self.cache.tracer().span(kind, args)
     }
 
-    /// Puts a node on the list of dirty nodes.
+    /// Puts a node on the list of dirty nodes. It may have no bytes that are dirty, but a time; those of pages were noted with them.
     fn list_dirty(&self, node: &Arc<Node>) {
-        self.tracer().note_dirty(node.ino);
+        self.tracer().note_dirty(node.ino, 0);
         self.list_again(node);
     }
 
-    /// Puts a node on the list that was on it: who has made it dirty is told already.
+    /// Puts a node on the list of which it is noted already who has made it dirty.
     fn list_again(&self, node: &Arc<Node>) {
         if !node.on_dirty_list.swap(true, Ordering::AcqRel) {
             self.dirty.lock().push(node.clone());

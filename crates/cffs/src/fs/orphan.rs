@@ -247,6 +247,7 @@ impl Fs {
             account.close(&txn);
         }
         st.dirty = false;
+        self.tracer().forget_dirty(ino);
         let was_dir = st.inode.is_dir();
         if was_dir {
             self.placement.untrack(ino);

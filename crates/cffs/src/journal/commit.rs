@@ -135,7 +135,8 @@ impl Journal {
         span.set_arg(1, commit.bytes.len() as u64);
         span.add_causes(&commit.running.causes);
         if self.has_log() && !commit.running.causes.is_empty() {
-            self.checkpoint_causes.lock().merge_through(span.id(), &commit.running.causes);
+            let causes = &commit.running.causes;
+            self.checkpoint_causes.lock().merge_through(span.id(), causes, causes.weight(), false);
         }
     }
 

@@ -8,7 +8,8 @@ use crate::format::dirblock::BlockEdit;
 use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
 use crate::format::{self, BlockAddr, BlockId};
 use crate::reservation::Reservation;
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use crate::trace::Kind;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
@@ -48,7 +49,8 @@ impl Journal {
     /// holds no lock that an open transaction may want, and has no transaction open.
     pub fn begin(&self, reserve: usize) -> Result<Txn<'_>> {
         let reserve = self.reserve_room(reserve)?;
-        let running = Barrier::Shared { _guard: self.barrier.read() };
+        let running =
+            Barrier::Shared { _guard: self.barrier.try_read().unwrap_or_else(|| self.wait_for_commit(RwLock::read)) };
         Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))
     }
 
@@ -56,8 +58,15 @@ impl Journal {
     /// own, in their transactions.
     pub(crate) fn begin_alone(&self, reserve: usize) -> Result<Txn<'_>> {
         let reserve = self.reserve_room(reserve)?;
-        let running = Barrier::Alone { _guard: self.barrier.write() };
+        let running =
+            Barrier::Alone { _guard: self.barrier.try_write().unwrap_or_else(|| self.wait_for_commit(RwLock::write)) };
         Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))
+    }
+
+    /// Waits while a commit copies what transactions have changed. The trace has it as a wait for others.
+    fn wait_for_commit<'a, G>(&'a self, lock: impl FnOnce(&'a RwLock<()>) -> G) -> G {
+        let _wait = self.tracer().span(Kind::CommitWait, [0; 3]);
+        lock(&self.barrier)
     }
 
     /// Reserves room in the running transaction. Returns how many bytes.
@@ -94,8 +103,7 @@ impl Journal {
         r.reserved -= reserved;
         r.bytes += logged;
         if let Some(seq) = changed.filter(|_| self.tracer().is_on()) {
-            r.causes.add(self.tracer().current());
-            self.tracer().joined(seq);
+            self.tracer().joined(seq, &mut r.causes, logged);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::mem;
 /// Most bytes of records of a thread that wait to be drained.
 pub(super) const BUFFER_MAX: usize = 1 << 20;
 /// Room that must be left for a record: more than the longest has.
-const RECORD_MAX: usize = 512 + DETAIL_MAX;
+const RECORD_MAX: usize = 1024 + DETAIL_MAX;
 const _: () = assert!(BUFFER_MAX + 64 < FRAME_MAX);
 
 /// What a thread has recorded.

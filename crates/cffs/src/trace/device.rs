@@ -1,7 +1,8 @@
 //! Records the requests of devices, and what devices do for many.
 
-use super::causes::{Cause, Causes};
+use super::causes::Causes;
 use super::kind::Kind;
+use super::pending::add_left;
 use super::record::Request;
 use super::tracer::{Span, Tracer};
 use cffs_device::{ForWhom, Observer, Operation, Part, Purpose, Work, WorkScope};
@@ -78,19 +79,13 @@ impl Observer for DeviceTracer {
         }
     }
 
-    fn note(&self, for_whom: &mut ForWhom) {
+    fn note(&self, for_whom: &mut ForWhom, bytes: u64) {
         if !self.tracer.is_on() {
             return;
         }
-        let Some(noted) = for_whom.list::<Noted>() else { return };
-        self.tracer.with_many(|many| match many {
-            Some((span, _)) if span != 0 && span == noted.last => {}
-            Some((span, causes)) => {
-                noted.last = span;
-                noted.causes.merge_through(span, causes);
-            }
-            None => noted.causes.add(Cause::current()),
-        });
+        if let Some(noted) = for_whom.list::<Noted>() {
+            noted.last = add_left(&mut noted.causes, noted.last, bytes);
+        }
     }
 
     fn work<'a>(&'a self, work: Work, for_whom: &mut ForWhom) -> Option<Box<dyn WorkScope + 'a>> {
@@ -118,6 +113,7 @@ impl WorkScope for Span<'_> {}
 
 #[cfg(test)]
 mod tests {
+    use super::super::causes::Cause;
     use super::super::classes::Classes;
     use super::super::frame::HEADER;
     use super::super::reader::{Item, Reader};
@@ -217,21 +213,21 @@ mod tests {
         let tracer: Arc<Tracer> = Arc::default();
         let observer = DeviceTracer::new(tracer.clone(), Place::Disk);
         let (mut pending, mut stored) = (ForWhom::default(), ForWhom::default());
-        observer.note(&mut pending);
+        observer.note(&mut pending, 512);
         assert!(observer.work(Work::Batch, &mut pending).is_none(), "nothing is recorded");
         let recording = tracer.start(Classes::ALL);
         for inode in 0..1000 {
             let _op = tracer.span(Kind::Create, [1, 0, 0]);
-            tracer.note_dirty(inode);
+            tracer.note_dirty(inode, 100);
         }
         {
             let mut writeback = tracer.span(Kind::Writeback, [1000, 0, 0]);
-            writeback.add_causes(&tracer.take_dirty(0..1000));
-            (0..5).for_each(|_| observer.note(&mut pending));
+            writeback.add_causes(&tracer.take_dirty(0..1000).all);
+            (0..5).for_each(|_| observer.note(&mut pending, 512));
         }
         {
             let _op = tracer.span(Kind::Write, [5, 0, 1]);
-            observer.note(&mut pending);
+            observer.note(&mut pending, 512);
         }
         let request = || {
             let parts = [Part { kind: IoKind::Log, offset: 0, len: 512 }];
@@ -240,14 +236,14 @@ mod tests {
         {
             let _sync = tracer.span(Kind::Sync, [0; 3]);
             let _batch = observer.work(Work::Batch, &mut pending);
-            observer.note(&mut stored);
+            observer.note(&mut stored, 512);
             request();
         }
         {
             let _checkpoint = observer.work(Work::Checkpoint, &mut stored);
             request();
         }
-        observer.note(&mut pending);
+        observer.note(&mut pending, 512);
         let file = [&HEADER[..], &tracer.read(recording, usize::MAX).unwrap()].concat();
         let mut reader = Reader::new(&file[..]).unwrap();
         let mut all = Vec::new();

@@ -163,6 +163,25 @@ impl Kind {
         self.class().meets(Classes::DEVICE) && !self.is_request()
     }
 
+    /// Whether it is done for many, of whom it has a list.
+    pub const fn is_for_many(self) -> bool {
+        matches!(
+            self,
+            Kind::Readahead
+                | Kind::Writeback
+                | Kind::Commit
+                | Kind::Checkpoint
+                | Kind::Batch
+                | Kind::MapCheckpoint
+        )
+    }
+
+    /// Whether it is recorded where these classes are. What is done for many is also where requests are: only it knows for whom they
+    /// were made.
+    pub const fn is_recorded(self, on: Classes) -> bool {
+        self.class().meets(on) || self.is_for_many() && on.meets(Classes::DEVICE)
+    }
+
     /// Whether it is a request of a disk.
     pub const fn is_request(self) -> bool {
         matches!(self, Kind::DeviceRead | Kind::DeviceWrite | Kind::DeviceFlush | Kind::DeviceDiscard)

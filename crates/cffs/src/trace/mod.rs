@@ -2,8 +2,8 @@
 //!
 //! A [`Span`] is a piece of work with a beginning and an end: an operation, a cache miss, a writeback, a commit, a request of a
 //! device. Its cause is the span that was open in its thread when it began, or the one that left the work in a queue. Work
-//! that is done for many at once (a writeback, a commit, a checkpoint) has a bounded list of causes ([`Causes`]), says how many
-//! were left out, and counts all of them by operation. An operation names the transaction that it joined, so that each cause of
+//! that is done for many at once (a writeback, a commit, a checkpoint) has a bounded list of causes ([`Causes`]), each with the bytes
+//! that it made dirty, says how many were left out, and counts all of them by operation. An operation names the transaction that it joined, so that each cause of
 //! a commit is known all the same.
 //!
 //! A span is recorded when it ends, as one record in a buffer of its thread. Buffers are bounded; what finds no room is counted
@@ -35,6 +35,7 @@ pub use detail::Detail;
 pub(crate) use device::{DeviceTracer, Place};
 pub use kind::Kind;
 pub use listing::{Listed, Listing};
+pub(crate) use pending::{Dirtied, Many, ForMany};
 pub use reader::{Item, Reader};
 pub use record::{Record, Request};
 pub use tracer::{Span, Tracer};

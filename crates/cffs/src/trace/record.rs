@@ -131,6 +131,9 @@ pub(super) fn encode(out: &mut Vec<u8>, r: &Record, before: u64) {
     if let Some(detail) = &r.detail {
         detail.encode(out);
     }
+    if let Some(causes) = r.causes.as_deref().filter(|c| c.weight() > 0) {
+        causes.named_weights().iter().chain(causes.weights()).for_each(|weight| put(out, *weight));
+    }
 }
 
 fn byte(bytes: &mut &[u8]) -> Option<u8> {
@@ -160,8 +163,14 @@ pub(super) fn decode(mut bytes: &[u8], thread: u64, before: u64) -> Option<(u64,
         }
     }
     let transaction = if flags & HAS_TRANSACTION != 0 { take(b)? } else { 0 };
-    let causes = if flags & HAS_CAUSES != 0 { Some(Box::new(decode_causes(b)?)) } else { None };
+    let mut causes = if flags & HAS_CAUSES != 0 { Some(Box::new(decode_causes(b)?)) } else { None };
     let detail = if flags & HAS_DETAIL != 0 { Some(Box::new(Detail::decode(b)?)) } else { None };
+    // An earlier version has no weights.
+    if let Some(causes) = causes.as_mut().filter(|_| !b.is_empty()) {
+        for weight in causes.weights_mut() {
+            *weight = take(b)?;
+        }
+    }
     let cause = Cause { span, origin };
     Some((start, Some(Record { kind, id, cause, thread, start, duration, args, transaction, causes, detail })))
 }
@@ -188,7 +197,8 @@ mod tests {
     fn some() -> Record {
         let mut causes = Causes::default();
         for span in 1..40 {
-            causes.add(Cause { span, origin: Some(Kind::Create) });
+            let kind = if span % 3 == 0 { Kind::Write } else { Kind::Create };
+            causes.add(Cause { span, origin: Some(kind) }, span * 1000);
         }
         Record {
             kind: Kind::Commit,
@@ -218,7 +228,9 @@ mod tests {
         detail.add_name(b"name");
         detail.add_number(u64::MAX);
         let detailed = Record { detail: Some(Box::new(detail)), ..some() };
-        for r in [some(), without, detailed] {
+        let mut unweighed = some();
+        unweighed.causes.as_mut().unwrap().weights_mut().for_each(|weight| *weight = 0);
+        for r in [some(), without, detailed, unweighed] {
             for before in [0, 2_000_000, u64::MAX] {
                 let mut out = Vec::new();
                 encode(&mut out, &r, before);

@@ -5,7 +5,7 @@ use super::causes::{Cause, Causes};
 use super::classes::Classes;
 use super::detail::Detail;
 use super::kind::Kind;
-use super::pending::Pending;
+use super::pending::{Dirtied, Many, ForMany, Pending, add_current};
 use super::record::{ARGS_MAX, Record};
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
@@ -28,12 +28,7 @@ thread_local! {
     static BUFFERS: RefCell<Vec<(u64, Arc<ThreadBuffer>)>> = const { RefCell::new(Vec::new()) };
     /// The last transaction that the innermost span has changed something in; 0: none.
     static JOINED: Cell<u64> = const { Cell::new(0) };
-    /// The innermost span that is done for many, and for whom.
-    static MANY: RefCell<Many> = const { RefCell::new(None) };
 }
-
-/// A span that is done for many, and for whom.
-type Many = Option<Box<(u64, Causes)>>;
 
 /// Records what a file system does. See the [module](crate::trace).
 pub struct Tracer {
@@ -74,6 +69,11 @@ impl Tracer {
     /// Records these classes until somebody begins a recording, which has what was recorded.
     pub(crate) fn record_from_the_beginning(&self, classes: Classes) {
         self.classes.store(classes.bits(), Ordering::Relaxed);
+    }
+
+    /// What is recorded since the mount, for the first who begins a recording.
+    pub fn since_mount(&self) -> Classes {
+        if self.threads.lock().recording == 0 { self.classes() } else { Classes::NONE }
     }
 
     /// Begins to record these classes. The first recording has what was recorded since the mount; the others begin empty, also
@@ -182,27 +182,31 @@ impl Tracer {
         if self.is_on() { Cause::current() } else { Cause::default() }
     }
 
-    /// Notes that the innermost span of this thread has changed something in a transaction.
-    pub(crate) fn joined(&self, transaction: u64) {
+    /// Notes that this thread has changed so many bytes in a transaction, whose causes these are.
+    pub(crate) fn joined(&self, transaction: u64, causes: &mut Causes, bytes: usize) {
         JOINED.set(transaction);
+        add_current(causes, transaction, bytes as u64);
     }
 
-    /// Notes that what this thread does makes an inode dirty.
+    /// Notes that what this thread does makes an inode dirty, with so many bytes that were not.
     #[inline]
-    pub(crate) fn note_dirty(&self, inode: u64) {
+    pub(crate) fn note_dirty(&self, inode: u64, bytes: usize) {
         if self.is_on() {
-            self.pending.lock().add(inode, Cause::current());
+            self.pending.lock().add(inode, Cause::current(), bytes as u64);
+        }
+    }
+
+    /// An inode is gone, and what was dirty with it.
+    #[inline]
+    pub(crate) fn forget_dirty(&self, inode: u64) {
+        if self.is_on() {
+            self.pending.lock().forget(inode);
         }
     }
 
     /// The causes for which inodes are dirty. They are taken.
-    pub(crate) fn take_dirty(&self, inodes: impl Iterator<Item = u64>) -> Causes {
+    pub(crate) fn take_dirty(&self, inodes: impl Iterator<Item = u64>) -> Dirtied {
         self.pending.lock().take(inodes)
-    }
-
-    /// Hands over the innermost span of this thread that is done for many, and for whom, if there is one.
-    pub(super) fn with_many<T>(&self, f: impl FnOnce(Option<(u64, &Causes)>) -> T) -> T {
-        MANY.with_borrow(|many| f(many.as_deref().map(|(span, causes)| (*span, causes))))
     }
 
     #[cold]
@@ -210,7 +214,7 @@ impl Tracer {
         let before = Cause::current();
         let cause = asked.unwrap_or(before);
         // Spans of classes that are off lead to their cause.
-        let recorded = on & kind.class().bits() != 0;
+        let recorded = kind.is_recorded(Classes::from_bits(on));
         let (id, start) = if recorded { (self.next_id(), self.now()) } else { (0, 0) };
         let origin = cause.origin.or(kind.is_origin().then_some(kind));
         Cause { span: if recorded { id } else { cause.span }, origin }.set_current();
@@ -218,7 +222,7 @@ impl Tracer {
             tracer: self,
             before,
             joined_before: JOINED.replace(0),
-            many_before: None,
+            on_behalf: None,
             record: Record {
                 kind,
                 id,
@@ -313,8 +317,8 @@ struct Open<'a> {
     /// The innermost span before this one, and the transaction that it had joined.
     before: Cause,
     joined_before: u64,
-    /// The innermost span for many before this one, once this is one.
-    many_before: Option<Many>,
+    /// It is done for many.
+    on_behalf: Option<ForMany>,
     /// Without the end. Its number is 0 if its class is off.
     record: Record,
     /// It belongs to its thread.
@@ -365,8 +369,12 @@ impl Span<'_> {
         let Some(open) = self.0.as_mut().filter(|_| !more.is_empty()) else { return };
         let all = open.record.causes.get_or_insert_default();
         all.merge(more);
-        let before = MANY.replace(Some(Box::new((open.record.id, (**all).clone()))));
-        open.many_before.get_or_insert(before);
+        // Those for whom the thread worked before come back when it ends.
+        let whom = Many::of_span(open.record.id, all);
+        match &mut open.on_behalf {
+            Some(on_behalf) => on_behalf.change(whom),
+            none => *none = Some(ForMany::of(whom)),
+        }
         // Where nobody has it done, what it does is counted for the operation that most causes come from.
         let here = Cause::current();
         if open.record.cause.origin.is_none() {
@@ -379,14 +387,11 @@ impl Drop for Span<'_> {
     fn drop(&mut self) {
         let Some(mut open) = self.0.take() else { return };
         open.before.set_current();
-        if let Some(before) = open.many_before.take() {
-            MANY.set(before);
-        }
         let joined = JOINED.get();
         // Whatever it is a part of has joined the transaction as well.
         JOINED.set(if joined == 0 { open.joined_before } else { joined });
         let kind = open.record.kind;
-        if open.record.id == 0 || !open.tracer.classes().meets(kind.class()) {
+        if open.record.id == 0 || !kind.is_recorded(open.tracer.classes()) {
             return;
         }
         if kind.is_origin() || kind == Kind::Writeback {
@@ -474,12 +479,12 @@ mod tests {
         let recording = tracer.start(Classes::ALL);
         for inode in 0..1000 {
             let _op = tracer.span(Kind::Create, [1, 0, 0]);
-            tracer.note_dirty(inode);
-            tracer.joined(77);
+            tracer.note_dirty(inode, 100);
+            tracer.joined(77, &mut Causes::default(), 10);
         }
         {
             let mut writeback = tracer.span(Kind::Writeback, [1000, 0, 0]);
-            writeback.add_causes(&tracer.take_dirty(0..1000));
+            writeback.add_causes(&tracer.take_dirty(0..1000).all);
             tracer.leaf(Kind::DeviceWrite, 0, 1, [0, 512, 0]);
         }
         let all = spans(&tracer.read(recording, usize::MAX).unwrap());
@@ -491,7 +496,38 @@ mod tests {
         assert_eq!(writeback.transaction, 0, "it changed nothing in one");
         let request = all.iter().find(|r| r.kind == Kind::DeviceWrite).unwrap();
         assert_eq!(request.cause, Cause { span: writeback.id, origin: Some(Kind::Create) });
-        assert!(tracer.take_dirty(0..1000).is_empty());
+        assert!(tracer.take_dirty(0..1000).all.is_empty());
+    }
+
+    #[test]
+    fn what_is_done_for_many_comes_with_the_requests_of_the_device() {
+        let tracer = Tracer::default();
+        let recording = tracer.start(Classes::OP.with(Classes::DEVICE));
+        {
+            let _op = tracer.span(Kind::Write, [5, 0, 9000]);
+            tracer.note_dirty(5, 9000);
+        }
+        {
+            let _sync = tracer.span(Kind::Fsync, [5, 0, 0]);
+            let _wait = tracer.span(Kind::CommitWait, [0; 3]);
+            let mut writeback = tracer.span(Kind::Writeback, [1, 0, 0]);
+            writeback.add_causes(&tracer.take_dirty(std::iter::once(5)).all);
+            tracer.leaf(Kind::DeviceWrite, 0, 1, [0, 512, 0]);
+            let mut commit = Causes::default();
+            tracer.joined(3, &mut commit, 40);
+            assert_eq!(commit.shares().collect::<Vec<_>>(), [(Some(Kind::Write), 1.0)], "and not for the fsync");
+            drop(writeback);
+            tracer.joined(3, &mut commit, 40);
+            assert_eq!(commit.shares().map(|(_, s)| s).collect::<Vec<_>>(), [0.5, 0.5], "but what it does by itself");
+        }
+        let all = spans(&tracer.read(recording, usize::MAX).unwrap());
+        let kinds: Vec<Kind> = all.iter().map(|r| r.kind).collect();
+        assert_eq!(kinds, [Kind::Write, Kind::DeviceWrite, Kind::Writeback, Kind::Fsync]);
+        assert_eq!((all[1].cause.span, all[2].cause.span), (all[2].id, all[3].id));
+        // Without requests nobody asks.
+        tracer.switch(recording, Classes::OP);
+        drop(tracer.span(Kind::Writeback, [1, 0, 0]));
+        assert!(spans(&tracer.read(recording, usize::MAX).unwrap()).is_empty());
     }
 
     #[test]
@@ -525,7 +561,9 @@ mod tests {
         tracer.record_from_the_beginning(Classes::ALL);
         drop(tracer.span(Kind::Lookup, [1, 0, 0]));
         assert!(tracer.is_taken(), "it is for somebody who is still to come");
+        assert_eq!(tracer.since_mount(), Classes::ALL);
         let first = tracer.start(Classes::ALL);
+        assert_eq!(tracer.since_mount(), Classes::NONE);
         assert_eq!(spans(&tracer.read(first, 1).unwrap()).len(), 1);
     }
 
@@ -552,10 +590,11 @@ mod tests {
         tracer.start(Classes::ALL);
         for _ in 0..100 {
             let _op = tracer.span(Kind::Write, [5, 0, 1]);
-            tracer.note_dirty(5);
-            tracer.note_dirty(5);
+            tracer.note_dirty(5, 1);
+            tracer.note_dirty(5, 2);
         }
-        let causes = tracer.take_dirty(std::iter::once(5));
+        let causes = tracer.take_dirty(std::iter::once(5)).all;
+        assert_eq!(causes.weight(), 300);
         assert_eq!(causes.counts().collect::<Vec<_>>(), [(Some(Kind::Write), 100)]);
         assert_eq!(causes.named().len() as u64 + causes.left_out(), 100);
     }
