@@ -10,6 +10,7 @@ use serde::Serialize;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::{Add, Sub};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Requests to a disk, and the time they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -85,6 +86,8 @@ pub struct SimDevice {
     number: usize,
     state: Mutex<(Model, Counters)>,
     request_max: usize,
+    /// What it says that it takes at once.
+    said: AtomicUsize,
 }
 
 impl SimDevice {
@@ -106,7 +109,13 @@ impl SimDevice {
             clock,
             state: Mutex::new((model, Counters::default())),
             request_max,
+            said: AtomicUsize::new(request_max),
         }
+    }
+
+    /// From now on it says that it takes requests of so many bytes, as a kernel does that divides what is too long for the disk.
+    pub fn say_max_request(&self, bytes: usize) {
+        self.said.store(bytes.max(SECTOR as usize), Ordering::Relaxed);
     }
 
     /// Requests and time since the beginning.
@@ -156,7 +165,7 @@ impl Device for SimDevice {
     }
 
     fn max_request(&self) -> usize {
-        self.request_max
+        self.said.load(Ordering::Relaxed)
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

@@ -1,5 +1,6 @@
 //! A replay with the engine on a simulated disk, in virtual time.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -90,10 +91,17 @@ pub fn predict(s: &Settings, w: &Workload, image: Option<&Path>) -> Result<Predi
         }
         Some(image) => Volume::of_image(s.disk, image)?,
     };
+    if let Some(bytes) = w.setting("request") {
+        // The program and its kernel are the same on any disk.
+        volume.disk().say_max_request(usize::try_from(bytes)?);
+    }
     let on = volume.open_counted()?;
     let fs = Fs::open(on.device.clone(), None, options(s, w, volume.is_log()))?;
     if w.is_of_mount() {
         fs.queue_readahead();
+    }
+    if w.tree.is_whole {
+        begin_as_recorded(&fs)?;
     }
     let disk = volume.disk();
     let (before, counted) = (disk.counters(), requests(&on.counted));
@@ -113,8 +121,45 @@ pub fn predict(s: &Settings, w: &Workload, image: Option<&Path>) -> Result<Predi
     Ok(predicted)
 }
 
-/// Repeats all operations at their times, and what the background thread did at its own. Returns the time in which the disk was busy
-/// for each operation; `busy` is that and the time for the background thread.
+/// Lists all directories and empties the cache, as a recording begins: so what the mount has read is not there, and what is known of
+/// directories is.
+fn begin_as_recorded(fs: &Fs) -> Result<()> {
+    let mut left = vec![(ROOT_INO, 0)];
+    while let Some((directory, from)) = left.pop() {
+        let listing = fs.trace_listing(directory, from)?;
+        left.extend(listing.entries.iter().filter(|e| e.is_dir()).map(|e| (e.inode, 0)));
+        if listing.next != 0 {
+            left.push((directory, listing.next));
+        }
+    }
+    fs.readahead_step(usize::MAX);
+    Ok(fs.cool()?)
+}
+
+/// What happens at a time.
+enum Event {
+    /// The operation at this position.
+    Op(usize),
+    /// The readahead thread begins what this operation has asked for.
+    Ahead(Option<usize>),
+    /// The background thread works.
+    Background,
+}
+
+/// All that is repeated, with its time and in its order.
+fn events(w: &Workload) -> Vec<(u64, Event)> {
+    let ops = w.ops.iter().enumerate().map(|(n, op)| (op.start, Event::Op(n)));
+    let ahead = w.ahead.iter().map(|(time, op)| (*time, Event::Ahead(*op)));
+    let background = background_times(w).into_iter().map(|time| (time, Event::Background));
+    let mut all: Vec<(u64, Event)> = background.chain(ops).chain(ahead).collect();
+    all.sort_by_key(|(time, _)| *time);
+    all
+}
+
+/// Repeats all operations at their times, and what the threads of the mount did at their own: until the readahead thread has come to
+/// what an operation has asked for, the next ones have to read it themselves. What it did not do in the recording, because other
+/// settings ask for more, it does at once when it has nothing else to do. Returns the time in which the disk was busy for each
+/// operation; `busy` is that and the time for the threads.
 fn replay(fs: &Arc<Fs>, disk: &SimDevice, w: &Workload, differences: &mut Differences, busy: &mut u64) -> Vec<u64> {
     let mut engine = Engine::new(fs, Names::new(&w.tree), w.longest());
     let clock = disk.clock();
@@ -127,21 +172,33 @@ fn replay(fs: &Arc<Fs>, disk: &SimDevice, w: &Workload, differences: &mut Differ
         *busy += clock.now() - before;
         clock.now() - before
     };
-    let mut background = background_times(w).into_iter().peekable();
-    for op in &w.ops {
-        while let Some(time) = background.next_if(|time| *time <= op.start) {
-            at(time, &mut || fs.background_step());
+    let mut ahead_of: HashMap<usize, usize> = HashMap::new();
+    w.ahead.iter().filter_map(|(_, op)| *op).for_each(|op| *ahead_of.entry(op).or_default() += 1);
+    // Requests that the thread has been asked for and has not begun.
+    let mut asked = 0;
+    for (time, event) in events(w) {
+        match event {
+            Event::Op(n) => {
+                let op = &w.ops[n];
+                asked += ahead_of.get(&n).copied().unwrap_or(0);
+                let mut repeat = || {
+                    differences.compare(op, engine.repeat(op));
+                    if asked == 0 {
+                        fs.readahead_step(usize::MAX);
+                    }
+                };
+                by_operation.push(at(time, &mut repeat));
+            }
+            Event::Ahead(op) => {
+                asked -= usize::from(op.is_some());
+                let _ = at(time, &mut || fs.readahead_step(1));
+            }
+            Event::Background => {
+                let _ = at(time, &mut || fs.background_step());
+            }
         }
-        let mut repeat = || {
-            differences.compare(op, engine.repeat(op));
-            // A mount's thread does it beside the program; the same is asked of the disk, for the same cause.
-            fs.readahead_step();
-        };
-        by_operation.push(at(op.start, &mut repeat));
     }
-    for time in background {
-        at(time, &mut || fs.background_step());
-    }
+    fs.readahead_step(usize::MAX);
     engine.end();
     by_operation
 }

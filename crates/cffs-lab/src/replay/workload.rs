@@ -58,6 +58,8 @@ pub struct Workload {
     pub tree: StartTree,
     /// When the background thread wrote back and committed.
     pub background: Vec<u64>,
+    /// When the readahead thread began each of its requests, and the operation that had asked for it, by position.
+    pub ahead: Vec<(u64, Option<usize>)>,
     /// Requests that were recorded, by purpose.
     pub recorded: ByPurpose,
     /// The same by the operation at the root of their causes. Of work for many that is who had it done (a sync, an fsync), not for whom.
@@ -119,6 +121,9 @@ fn is_left_out(kind: Kind) -> bool {
 /// Most bytes of a read or a write. The kernel asks for a MiB, and a damaged trace for anything.
 const MOVED_MAX: u64 = 64 << 20;
 
+/// Most spans between an operation and what it has asked for.
+const CHAIN_MAX: usize = 8;
+
 /// Its third argument says how many bytes are to be in memory at once.
 fn moves_bytes(kind: Kind) -> bool {
     matches!(kind, Kind::Read | Kind::Write)
@@ -167,6 +172,9 @@ impl Workload {
         records.sort_by_key(|r| (r.start, r.id));
         let first = records.first().map_or(0, |r| r.start);
         let mut threads: HashMap<u64, usize> = HashMap::new();
+        let causes: HashMap<u64, u64> =
+            records.iter().filter(|r| r.request().is_none()).map(|r| (r.id, r.cause.span)).collect();
+        let mut positions: HashMap<u64, usize> = HashMap::new();
         for r in records {
             let (start, end) = (r.start - first, r.end() - first);
             if let Some(q) = r.request() {
@@ -183,6 +191,10 @@ impl Workload {
                 self.recorded_time = self.recorded_time.saturating_add(r.duration / q.batch);
             } else if r.kind == Kind::Background {
                 self.background.push(start);
+            } else if r.kind == Kind::Readahead {
+                let above = std::iter::successors(Some(r.cause.span), |span| causes.get(span).copied());
+                let op = above.take(CHAIN_MAX).find_map(|span| positions.get(&span).copied());
+                self.ahead.push((start, op));
             } else if r.kind.class().meets(Classes::OP) && r.cause.origin.is_none() {
                 let Some(detail) = r.detail.filter(|_| !is_left_out(r.kind)) else {
                     *self.left_out.entry(r.kind.name()).or_default() += 1;
@@ -194,6 +206,7 @@ impl Workload {
                 if moves_bytes(r.kind) {
                     args[2] = args[2].min(MOVED_MAX);
                 }
+                positions.insert(r.id, self.ops.len());
                 self.ops.push(Op { kind: r.kind, args, detail: *detail, start, end, thread });
             }
         }

@@ -44,10 +44,10 @@ impl Cache {
         *self.readahead.lock() = Some(send);
     }
 
-    /// Reads what is queued, if [`Cache::queue_readahead`] was called.
-    pub fn readahead_step(&self) {
+    /// Reads what is queued, so many requests at most, if [`Cache::queue_readahead`] was called.
+    pub fn readahead_step(&self, most: usize) {
         let queue = self.readahead_queue.lock();
-        queue.iter().flat_map(|q| q.try_iter()).for_each(|request| self.read_ahead(request));
+        queue.iter().flat_map(|q| q.try_iter()).take(most).for_each(|request| self.read_ahead(request));
     }
 
     fn read_ahead(&self, (cause, kind, range): ReadaheadRequest) {

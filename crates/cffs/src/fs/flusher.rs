@@ -64,10 +64,10 @@ impl Fs {
         }
     }
 
-    /// Reads what is queued to be read ahead ([`Fs::queue_readahead`]), up to eight requests; what was asked for beyond that was
-    /// dropped, as with the thread.
-    pub fn readahead_step(&self) {
-        self.cache.readahead_step();
+    /// Reads what is queued to be read ahead ([`Fs::queue_readahead`]), so many requests at most. Up to eight wait; what was asked for
+    /// beyond that was dropped, as with the thread.
+    pub fn readahead_step(&self, most: usize) {
+        self.cache.readahead_step(most);
     }
 
     fn write_back_and_commit(&self) {
