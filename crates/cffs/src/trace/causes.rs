@@ -85,6 +85,9 @@ impl Causes {
     /// Adds a span that is itself done for others: that one is named, and so many bytes are divided among the others by their
     /// weights. They are counted unless they were before.
     pub(crate) fn merge_through(&mut self, span: u64, others: &Causes, weight: u64, counted: bool) {
+        if counted && weight == 0 {
+            return;
+        }
         self.name(span, weight, weight, false);
         let (mut left, mut of_all) = (u128::from(weight), u128::from(others.measure()));
         for (n, (op, count, own)) in others.entries().enumerate() {
@@ -298,6 +301,9 @@ mod tests {
         let mut all = Causes::default();
         all.merge_through(8, &reads, 100, false);
         assert_eq!(all.weights(), [25, 75]);
+        let mut none = Causes::default();
+        none.merge_through(7, &others, 0, true);
+        assert!(none.is_empty(), "a cause without a share");
         // Of nobody who is known.
         all.merge_through(9, &Causes::default(), 50, false);
         assert_eq!((all.weight(), all.shares().last()), (150, Some((None, 1.0 / 3.0))));
