@@ -29,6 +29,8 @@ pub struct Clock {
     disks: AtomicU64,
     lanes: Mutex<Lanes>,
     turn: Condvar,
+    /// Where the kernel says what threads do that are there before [`Clock::threads`].
+    watched: Mutex<Vec<PathBuf>>,
 }
 
 /// Threads that wait in virtual time.
@@ -67,6 +69,10 @@ impl Lane {
 
     /// Looks at a thread that runs. Says whether it waits for another one.
     fn is_blocked(&mut self) -> bool {
+        if self.status.as_deref().is_some_and(|status| !status.exists()) {
+            self.ended = true;
+            return true;
+        }
         let Some(count) = self.status.as_deref().and_then(waits) else {
             self.seen = (0, 0);
             return false;
@@ -104,6 +110,17 @@ impl Clock {
         result
     }
 
+    /// Notes the threads that `start` starts: in [`Clock::threads`] no time passes from then on while one of them has something to do. Without this it is
+    /// seen only once it has asked a disk, and time may pass before it runs for the first time.
+    pub fn watch<T>(&self, start: impl FnOnce() -> T) -> T {
+        let before = threads_of_process();
+        let result = start();
+        let mut watched = self.watched.lock();
+        watched.retain(|status| status.exists());
+        watched.extend(threads_of_process().into_iter().filter(|status| !before.contains(status)));
+        result
+    }
+
     /// Runs `work` with the numbers from 0 to below `count`, each in a thread of its own. Whoever asks a disk with this clock, also a thread that
     /// was there before, waits until the disk is done; meanwhile others go on. Time passes when all of them wait, for disks or for each other. So
     /// every run gives the same figures, as far as the threads do not depend on who of them comes first at one and the same time.
@@ -113,8 +130,10 @@ impl Clock {
     pub fn threads(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         let current = USES.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
-        *self.lanes.lock() =
-            Lanes { current, list: (0..count).map(|_| Lane { wake: Some(now), ..Lane::default() }).collect() };
+        let own = (0..count).map(|_| Lane { wake: Some(now), ..Lane::default() });
+        let watched = self.watched.lock().clone();
+        let watched = watched.into_iter().map(|status| Lane { status: Some(status), ..Lane::default() });
+        *self.lanes.lock() = Lanes { current, list: own.chain(watched).collect() };
         let ends = Ends(self);
         std::thread::scope(|scope| {
             for lane in 0..count {
@@ -140,9 +159,14 @@ impl Clock {
         let lane = match LANE.get() {
             Some((current, lane)) if current == lanes.current => lane,
             _ => {
-                LANE.set(Some((lanes.current, lanes.list.len())));
-                lanes.list.push(Lane { status: own_status(), ..Lane::default() });
-                lanes.list.len() - 1
+                let status = own_status();
+                let watched = lanes.list.iter().position(|l| l.status.is_some() && l.status == status);
+                let lane = watched.unwrap_or(lanes.list.len());
+                if watched.is_none() {
+                    lanes.list.push(Lane { status, ..Lane::default() });
+                }
+                LANE.set(Some((lanes.current, lane)));
+                lane
             }
         };
         lanes.list[lane].wake = Some(then.max(self.now()));
@@ -199,6 +223,12 @@ impl Clock {
             self.advance_to(then);
         }
     }
+}
+
+fn threads_of_process() -> Vec<PathBuf> {
+    let process = Path::new("/proc").join(std::process::id().to_string()).join("task");
+    let Ok(list) = std::fs::read_dir(&process) else { return Vec::new() };
+    list.flatten().map(|thread| thread.path().join("status")).collect()
 }
 
 fn own_status() -> Option<PathBuf> {
@@ -274,6 +304,28 @@ mod tests {
         // Two at each disk, which starts one in a third of a millisecond.
         assert!((10 * MS..11 * MS).contains(&time), "{time}");
         assert_eq!(run(), (time, reads));
+    }
+
+    #[test]
+    fn no_time_passes_until_a_watched_thread_has_done_what_it_was_given() {
+        let (clock, disks) = disks(2);
+        let disks = Arc::new(disks);
+        let (send, receive) = std::sync::mpsc::channel();
+        let helper = {
+            let disks = disks.clone();
+            clock.watch(move || std::thread::spawn(move || receive.iter().for_each(|()| read(&disks[1]))))
+        };
+        clock.threads(1, &|_| {
+            (0..10).for_each(|_| {
+                send.send(()).unwrap();
+                read(&disks[0]);
+            });
+        });
+        assert!((10 * MS..11 * MS).contains(&clock.now()), "{}", clock.now());
+        // Both ended at the same time.
+        assert!(disks[1].counters().reads >= 9, "{}", disks[1].counters().reads);
+        drop(send);
+        helper.join().unwrap();
     }
 
     #[test]

@@ -205,7 +205,8 @@ impl Harness {
     /// Those of the work, the engine and the log disk.
     pub fn phase_on(&mut self, work: impl FnOnce(&Fs, Option<&LogDisk>) -> Result<()>) -> Result<Counters> {
         let volume = self.volume.open()?;
-        let fs = Fs::open(volume.device.clone(), None, self.options.clone())?;
+        let opened = self.volume.clock().watch(|| Fs::open(volume.device.clone(), None, self.options.clone()));
+        let fs = opened?;
         let before = self.volume.counters();
         let fs = &**self.fs.insert(fs);
         work(fs, volume.log.as_deref())?;

@@ -68,7 +68,11 @@ pub struct Cache {
 impl Cache {
     /// A cache over `dev` that holds at most `limit` bytes.
     pub fn new(dev: Arc<dyn Device>, geo: Geometry, limit: usize, mode: PrefetchMode) -> Cache {
+        let policy = || Prefetch::new(mode, dev.width());
         Cache {
+            meta_policy: policy(),
+            data_policy: policy(),
+            sums_policy: policy(),
             dev,
             geo: Arc::new(LiveGeometry::new(geo)),
             shards: (0..SHARDS).map(|_| LockedShard::new()).collect(),
@@ -76,9 +80,6 @@ impl Cache {
             blocks: AtomicUsize::new(0),
             hand: AtomicUsize::new(0),
             dirty_data: AtomicUsize::new(0),
-            meta_policy: Prefetch::new(mode),
-            data_policy: Prefetch::new(mode),
-            sums_policy: Prefetch::new(mode),
             readahead: Mutex::new(None),
             readahead_queue: Mutex::new(None),
             counters: CacheCounters::default(),

@@ -37,7 +37,12 @@ const SCORE_WARMUP: u32 = 12;
 /// Groups whose single misses are remembered.
 const MISS_TABLE: usize = 1024;
 /// Most groups of readahead, once a walk in order has been recognized.
-const AHEAD_MAX: u64 = 4;
+pub(super) const AHEAD_MAX: u64 = 4;
+/// Most devices that groups are read ahead for.
+pub(super) const WIDTH_MAX: usize = 8;
+/// What is read ahead for several devices at a time is at most such a part of what the reader has come to, once that is more than one device
+/// would get: so what is read behind the end of a tree is a small part of it.
+const SEEN_DIVISOR: u64 = 2;
 /// Readers that are told apart: a program that reads here and there by turns goes through several parts in order.
 const STREAMS_MAX: usize = 4;
 /// Where one in so many of the blocks prefetched by the last read was used, the next one may have several groups.
@@ -76,6 +81,8 @@ struct Stream {
     last_group: BlockAddr,
     /// Group reads in order of the device.
     streak: u64,
+    /// All groups it has come to so far.
+    seen: u64,
     /// The last groups it has come to, and how many of their blocks were prefetched and then used.
     run: Range<BlockAddr>,
     used: u64,
@@ -92,6 +99,16 @@ impl Stream {
             d if d > 0 && d <= (AHEAD_MAX + 1) * group_blocks && self.streak > 0 => Some(self.streak),
             _ => None,
         }
+    }
+
+    /// How many groups to read ahead for so many devices. Longer transfers cost one device as much for each byte. But a disk of a mirror passes
+    /// over what another one reads, for which it may wait a rotation: so of several each gets more at a time.
+    fn window(&self, devices: u64) -> u64 {
+        if devices < 2 || self.streak == 0 {
+            return self.streak;
+        }
+        let least = devices * self.streak;
+        (self.seen / SEEN_DIVISOR).clamp(least, least * self.streak)
     }
 }
 
@@ -123,13 +140,15 @@ struct Unrelated {
 /// The policy of one kind of block.
 pub(super) struct Prefetch {
     mode: PrefetchMode,
+    /// Devices that work at the same time.
+    devices: u64,
     state: Mutex<State>,
 }
 
 impl Prefetch {
-    pub(super) fn new(mode: PrefetchMode) -> Prefetch {
+    pub(super) fn new(mode: PrefetchMode, devices: usize) -> Prefetch {
         let state = State { misses: vec![u64::MAX; MISS_TABLE], ..State::default() };
-        Prefetch { mode, state: Mutex::new(state) }
+        Prefetch { mode, devices: devices.min(WIDTH_MAX) as u64, state: Mutex::new(state) }
     }
 
     /// After a miss, perhaps of a directory that is read sequentially: is its whole group to be read?
@@ -171,9 +190,11 @@ impl Prefetch {
             }
         };
         if let Some(stream) = s.streams.front_mut().filter(|x| found.is_none() || x.last_group != group) {
-            *stream = Stream { last_group: group, streak, run: group..group + group_blocks, ..Stream::default() };
+            let (seen, run) = (stream.seen + 1, group..group + group_blocks);
+            *stream = Stream { last_group: group, streak, seen, run, ..Stream::default() };
         }
-        if self.mode == PrefetchMode::Off { 0 } else { streak }
+        let window = s.streams.front().map_or(0, |x| x.window(self.devices));
+        if self.mode == PrefetchMode::Off { 0 } else { window }
     }
 
     /// So many blocks were prefetched by the last read.
@@ -257,13 +278,14 @@ impl Prefetch {
         let stream = s.bring_to_front(at)?;
         let ahead = std::mem::take(&mut stream.ahead);
         let enough = stream.used * WALK_DIVISOR >= stream.run.end - stream.run.start;
+        stream.seen += (ahead.end - ahead.start) / group_blocks;
         (stream.run, stream.used) = (ahead.clone(), 1);
         if !enough {
             return None;
         }
         stream.streak = (stream.streak + 1).min(AHEAD_MAX);
         stream.last_group = ahead.end.saturating_sub(group_blocks);
-        Some((ahead.end, stream.streak))
+        Some((ahead.end, stream.window(self.devices)))
     }
 }
 
@@ -273,7 +295,7 @@ mod tests {
 
     #[test]
     fn unused_groups_end_group_reads_and_used_ones_bring_them_back() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         let mut groups = 0;
         for i in 0..200u64 {
             if p.wants_group(i * 640, 64, false) {
@@ -295,38 +317,38 @@ mod tests {
 
     #[test]
     fn unrelated_blocks_are_prefetched_while_they_are_used() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         assert!(p.wants_unrelated(16, false), "nothing is known yet");
         (0..4).for_each(|_| p.note_unrelated(16, 16));
         let tries = 10 * UNRELATED_PROBE;
         assert_eq!((0..tries).filter(|_| p.wants_unrelated(16, false)).count(), 10, "only to find out");
         (0..8).for_each(|_| p.used_unrelated());
         assert!(p.wants_unrelated(16, false));
-        assert!(Prefetch::new(PrefetchMode::Always).wants_unrelated(16, false));
+        assert!(Prefetch::new(PrefetchMode::Always, 1).wants_unrelated(16, false));
     }
 
     #[test]
     fn a_sequential_read_gets_whole_groups_whatever_became_of_those_before() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         (0..SCORE_WARMUP).for_each(|i| {
             p.note_group(u64::from(i) * 640, 64);
         });
         p.note_unrelated(UNRELATED_WARMUP * 64, 64);
         assert!(!p.wants_group(1 << 20, 64, false) && !p.wants_unrelated(64, false), "nothing was used");
         assert!(p.wants_group(1 << 20, 64, true) && p.wants_unrelated(64, true));
-        assert!(!Prefetch::new(PrefetchMode::Off).wants_group(0, 64, true));
+        assert!(!Prefetch::new(PrefetchMode::Off, 1).wants_group(0, 64, true));
     }
 
     #[test]
     fn a_directory_that_is_read_on_gets_longer_transfers() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         let windows: Vec<u64> = [5, 5, 5, 5, 6, 6].iter().map(|dir| p.window(*dir, false)).collect();
         assert_eq!(windows, [1, 2, 4, 4, 1, 2]);
     }
 
     #[test]
     fn a_walk_that_used_what_was_prefetched_gets_the_longest_transfers_at_once() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         p.note_group(0, 16);
         p.note_prefetched(15);
         p.note_group(16, 16);
@@ -344,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_walk_that_comes_to_what_was_read_ahead_gets_more_of_it_and_one_that_skips_most_does_not() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         let begin = || {
             p.note_group(6400, 64);
             assert_eq!(p.note_group(6464, 64), 1);
@@ -361,8 +383,30 @@ mod tests {
     }
 
     #[test]
+    fn several_devices_get_longer_windows_as_the_walk_goes_on() {
+        let windows = |devices| {
+            let p = Prefetch::new(PrefetchMode::Adaptive, devices);
+            p.note_group(0, 16);
+            let (mut at, mut groups) = (32, p.note_group(16, 16));
+            (16..32).for_each(|block| assert_eq!(p.used(block, 16), None));
+            let mut windows = vec![groups];
+            for _ in 0..7 {
+                p.note_ahead(at..at + groups * 16);
+                let next = p.used(at, 16).unwrap();
+                (1..groups * 16).for_each(|n| assert_eq!(p.used(at + n, 16), None));
+                assert_eq!(next.0, at + groups * 16);
+                (at, groups) = next;
+                windows.push(groups);
+            }
+            windows
+        };
+        assert_eq!(windows(1), [1, 2, 3, 4, 4, 4, 4, 4]);
+        assert_eq!(windows(2), [2, 4, 6, 8, 11, 16, 24, 32]);
+    }
+
+    #[test]
     fn readers_that_take_turns_are_told_apart() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         for n in 0..5 {
             for reader in 0..4 {
                 let streak = p.note_group(reader * 64_000 + n * 64, 64);
@@ -377,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_walk_in_order_is_read_ahead() {
-        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let p = Prefetch::new(PrefetchMode::Adaptive, 1);
         let ahead: Vec<u64> = (0..5).map(|i| p.note_group(i * 64, 64)).collect();
         assert_eq!(ahead[0], 0);
         assert!(ahead[4] >= 2);

@@ -2,7 +2,7 @@
 
 use super::block_cache::{Cache, ReadaheadRequest};
 use super::locality::DirExtents;
-use super::prefetch::Prefetch;
+use super::prefetch::{AHEAD_MAX, Prefetch, WIDTH_MAX};
 use crate::format::{BlockAddr, FragAddr};
 use crate::trace::Kind;
 use cffs_device::{IoKind, Purpose};
@@ -10,13 +10,17 @@ use std::sync::{Arc, mpsc};
 
 /// Requests that may wait for the thread. A full queue means the device is busy enough.
 const QUEUE_MAX: usize = 8;
-/// Most devices that groups are read ahead for.
-const WIDTH_MAX: usize = 8;
+/// The same for each of several devices, which take longer windows.
+const QUEUE_EACH: usize = 32;
+/// What is read ahead at a time is at most such a part of the cache.
+const WINDOW_DIVISOR: u64 = 4;
 
 impl Cache {
     /// Starts the readahead thread. It ends when the cache is dropped or [`Cache::stop_readahead`] is called.
     pub fn start_readahead(self: &Arc<Self>) {
-        let (send, receive) = mpsc::sync_channel::<ReadaheadRequest>(QUEUE_MAX);
+        let width = self.dev.width().min(WIDTH_MAX);
+        let queue = if width > 1 { QUEUE_EACH * width } else { QUEUE_MAX };
+        let (send, receive) = mpsc::sync_channel::<ReadaheadRequest>(queue);
         let weak = Arc::downgrade(self);
         *self.readahead.lock() = Some(send);
         std::thread::Builder::new()
@@ -71,8 +75,9 @@ impl Cache {
     /// Asks the thread for the next `groups` groups from `from` on, in as few requests as it can be.
     pub(super) fn readahead_groups(&self, kind: IoKind, policy: &Prefetch, from: BlockAddr, groups: u64) {
         let blocks = self.geo.group_blocks();
-        // So many for each of several devices.
-        let groups = groups * self.dev.width().min(WIDTH_MAX) as u64;
+        // It must be there until it is used, beside what was read before it.
+        let most = self.limit as u64 / WINDOW_DIVISOR / (blocks << self.geo.block_shift);
+        let groups = groups.min(most.max(AHEAD_MAX));
         let end = (from + groups * blocks).min(self.geo.total_blocks);
         if groups == 0 || from >= end {
             return;
