@@ -6,7 +6,7 @@ use crate::format::Run;
 use crate::format::{Extent, FragAddr};
 use crate::node::{Node, NodeState, TakenPage};
 use crate::reservation::Reservation;
-use crate::trace::{Many, ForMany};
+use crate::trace::{ForMany, Many};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -167,12 +167,7 @@ impl Kind {
     pub const fn is_for_many(self) -> bool {
         matches!(
             self,
-            Kind::Readahead
-                | Kind::Writeback
-                | Kind::Commit
-                | Kind::Checkpoint
-                | Kind::Batch
-                | Kind::MapCheckpoint
+            Kind::Readahead | Kind::Writeback | Kind::Commit | Kind::Checkpoint | Kind::Batch | Kind::MapCheckpoint
         )
     }
 

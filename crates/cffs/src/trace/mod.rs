@@ -35,7 +35,7 @@ pub use detail::Detail;
 pub(crate) use device::{DeviceTracer, Place};
 pub use kind::Kind;
 pub use listing::{Listed, Listing};
-pub(crate) use pending::{Dirtied, Many, ForMany};
+pub(crate) use pending::{Dirtied, ForMany, Many};
 pub use reader::{Item, Reader};
 pub use record::{Record, Request};
 pub use tracer::{Span, Tracer};

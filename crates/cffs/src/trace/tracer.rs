@@ -5,7 +5,7 @@ use super::causes::{Cause, Causes};
 use super::classes::Classes;
 use super::detail::Detail;
 use super::kind::Kind;
-use super::pending::{Dirtied, Many, ForMany, Pending, add_current};
+use super::pending::{Dirtied, ForMany, Many, Pending, add_current};
 use super::record::{ARGS_MAX, Record};
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
