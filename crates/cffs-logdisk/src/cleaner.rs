@@ -39,7 +39,7 @@ impl State {
         if self.log.is_open(id) || self.damaged.contains(&id) || self.poor.get(&id) == Some(&info.live) {
             return None;
         }
-        let size = if self.store.can_append() { self.store.segment_bytes() } else { u64::from(info.used) };
+        let size = self.size_of(info);
         // A few blocks that died do not pay for the copy of the others.
         if info.live + size / 64 + BLOCK_BYTES as u64 > size {
             return None;
@@ -54,15 +54,30 @@ impl State {
         })
     }
 
-    /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one.
+    /// Bytes of the store that a segment takes.
+    fn size_of(&self, info: &SegmentInfo) -> u64 {
+        if self.store.can_append() { self.store.segment_bytes() } else { u64::from(info.used) }
+    }
+
+    /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one. While more than
+    /// a third of all is dead, those that are fuller than the average come last: where there is so much room, others gain more soon, but
+    /// a segment can be so old that any gain seems worth its copy.
     fn victims(&self, policy: CleanPolicy, budget: u64) -> Vec<SegmentId> {
-        let scored =
-            self.usage.table.iter().filter_map(|(id, info)| Some((self.score(policy, *id, info)?, *id, info.live)));
-        let mut scored: Vec<(f64, SegmentId, u64)> = scored.collect();
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let of_all =
+            |of: &dyn Fn(&SegmentInfo) -> u64| self.usage.table.values().map(|i| u128::from(of(i))).sum::<u128>();
+        let (live, size) = (of_all(&|i| i.live), of_all(&|i| self.size_of(i)));
+        let roomy = 3 * live < 2 * size;
+        let is_full = |i: &SegmentInfo| roomy && u128::from(i.live) * size > u128::from(self.size_of(i)) * live;
+        let scored = self
+            .usage
+            .table
+            .iter()
+            .filter_map(|(id, info)| Some((is_full(info), self.score(policy, *id, info)?, *id, info.live)));
+        let mut scored: Vec<(bool, f64, SegmentId, u64)> = scored.collect();
+        scored.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)));
         let mut left = budget;
         let mut chosen = Vec::new();
-        for (_, id, live) in scored {
+        for (_, _, id, live) in scored {
             if live == 0 {
                 continue; // the next checkpoint deletes it
             }
@@ -107,7 +122,7 @@ impl State {
                     continue;
                 }
             };
-            let size = if self.store.can_append() { self.store.segment_bytes() } else { u64::from(info.used) };
+            let size = self.size_of(&info);
             if whole && out.bytes + size / 64 + BLOCK_BYTES as u64 > size {
                 // Units of which parts live take more than the parts account for.
                 self.poor.insert(id, info.live);
@@ -218,5 +233,41 @@ impl State {
         }
         self.in_vain = Some(now(self));
         Err(full())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::LogOptions;
+    use crate::recovery;
+    use crate::store::MemoryStore;
+    use std::sync::Arc;
+
+    #[test]
+    fn policies_by_age_leave_full_segments_alone_where_there_is_much_room() {
+        let store = Arc::new(MemoryStore::new(1 << 30, 1 << 20, true));
+        let mut state = recovery::format(store, 1 << 30, &LogOptions::default()).unwrap();
+        state.log.sequence = 1_000_000;
+        let (old, young) = (1 << 40, (1 << 40) + 1);
+        for (id, age, live) in [(old, 1, 900 << 10), (young, 999_990, 300 << 10)] {
+            let info = SegmentInfo { used: 1 << 20, ordinals: 256, live, age, ..SegmentInfo::default() };
+            state.usage.table.insert(id, info);
+        }
+        for policy in [CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations] {
+            assert_eq!(state.victims(policy, 1 << 30), [young, old], "{policy:?}");
+        }
+        // Of two that are emptier than the average, the older one.
+        let info =
+            SegmentInfo { used: 1 << 20, ordinals: 256, live: 350 << 10, age: 500_000, ..SegmentInfo::default() };
+        state.usage.table.insert(old + 2, info);
+        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30), [old + 2, young, old]);
+        assert_eq!(state.victims(CleanPolicy::Greedy, 1 << 30), [young, old + 2, old]);
+        // Where there is little room, age counts alone.
+        for id in 10..30 {
+            let info = SegmentInfo { used: 1 << 20, ordinals: 256, live: 1 << 20, age: 1, ..SegmentInfo::default() };
+            state.usage.table.insert(old + id, info);
+        }
+        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30), [old + 2, old, young]);
     }
 }

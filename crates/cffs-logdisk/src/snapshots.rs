@@ -50,6 +50,10 @@ impl State {
         if self.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
             return Err(not_found(format!("there is no branch {branch}")));
         }
+        // With the first one the reserve grows at once. That must not come out of what programs were promised.
+        if self.space().free < self.snapshots_reserve() {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "the log disk is too full for snapshots"));
+        }
         let (id, version) = (self.next_id, self.version);
         self.log_entry(Entry::Snapshot { id, branch, version, name: name.as_bytes().to_vec() }, Level::Takes)?;
         Ok(id)

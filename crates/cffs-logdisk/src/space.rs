@@ -32,6 +32,9 @@
 //! of the map that are cut, 48 bytes a block; dead lists, 36 bytes a block; in nodes that are half full) is at most a 24th of it, for which
 //! `usable` leaves room beside the 16th that is always dead. In a compressed disk a unit lives as a whole when one block of it does, but is counted
 //! by its parts; there only the free segments count, and a write can be refused before `free` is 0.
+//!
+//! `usable` takes the trees at their worst, so that what was promised to somebody does not become less by what the cleaner or
+//! a checkpoint does. It becomes less with the first snapshot, which is made only if as much is free.
 
 use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES};
 use crate::extent::BLOCK_BYTES;
@@ -147,40 +150,113 @@ fn of_leaves(changes: u64, leaves: u64) -> u64 {
     n + n.min(leaves / FANOUT_MIN + 1) + leaves / FANOUT_MIN / FANOUT_MIN + 2
 }
 
+/// How large the trees are that a change goes through: maps, forwards and dead lists.
+struct Trees {
+    /// Nodes in memory.
+    dirtied: u64,
+    /// Height of the highest map.
+    map: u64,
+    /// Height of the forwards, if there are some.
+    forwards: Option<u64>,
+    /// Entries of all dead lists, if there are snapshots.
+    listed: Option<u64>,
+    /// Blocks that the maps and the forwards refer to.
+    blocks: u64,
+    at_worst: bool,
+}
+
+impl Trees {
+    fn now(state: &State) -> Self {
+        let height = |level: u8| u64::from(level) + 1;
+        Trees {
+            dirtied: state.dirtied as u64,
+            map: height(state.map_level),
+            forwards: (!state.forward.is_empty()).then(|| height(state.forward.level())),
+            listed: (!state.catalog.snapshots.is_empty()).then_some(state.listed),
+            blocks: state.usage.ordinals,
+            at_worst: false,
+        }
+    }
+
+    /// Those of a disk that is full, just before a checkpoint: what was promised to somebody does not become less when a tree grows a
+    /// level or nodes come into memory. What `keeps` old blocks for snapshots has forwards and dead lists.
+    fn at_worst(state: &State, keeps: bool) -> Self {
+        let blocks = state.usage.ordinals.max(state.store.capacity().min(1 << 60) / BLOCK_BYTES as u64);
+        let (mut height, mut nodes) = (2, blocks / LEAF_BLOCKS_MIN);
+        while nodes > 1 {
+            (height, nodes) = (height + 1, nodes / FANOUT_MIN);
+        }
+        Trees {
+            dirtied: state.dirty_max() as u64,
+            map: height,
+            forwards: keeps.then_some(height),
+            listed: keeps.then_some(state.listed.max(blocks)),
+            blocks,
+            at_worst: true,
+        }
+    }
+
+    /// Nodes that a change brings into memory at most.
+    fn changed(&self, change: Change) -> u64 {
+        let changed = |changes: u64, height: u64| of_extents(changes, height, self.blocks);
+        let map = changed(change.extents, self.map + u64::from(change.extents > 0));
+        let forwards = self.forwards.map_or(0, |height| changed(change.dead, height));
+        // Nodes of the map that the snapshots keep are noted as well.
+        let entries = change.dead + map;
+        let lists = self.listed.map_or(0, |listed| of_leaves(entries, (listed + entries) / 28 + 1));
+        map + forwards + lists
+    }
+}
+
 impl State {
     /// The space as it is.
     pub(crate) fn space(&self) -> Space {
-        let segment = self.store.segment_bytes();
-        let capacity = self.store.capacity();
-        // Summaries, padding and the ends of segments.
-        let overhead = capacity / segment * BLOCK_BYTES as u64 + capacity / 64;
-        let spare = (self.reserve() + SPARE_SEGMENTS * segment).max(capacity / 16 + capacity / 24);
-        let usable = capacity.saturating_sub(overhead + spare);
+        let usable = self.usable(self.keeps_old());
         let pending = self.pending.blocks.len() as u64 * BLOCK_COST + self.reserved;
         let free = usable.saturating_sub(self.usage.live + pending);
         Space { usable, live: self.usage.live, pending, free }
     }
 
+    /// Whether there are snapshots, or were until all that is left of them are forwards.
+    fn keeps_old(&self) -> bool {
+        !self.catalog.snapshots.is_empty() || !self.forward.is_empty()
+    }
+
+    /// What is taken out of the space for snapshots when the first one is made.
+    pub(crate) fn snapshots_reserve(&self) -> u64 {
+        if self.keeps_old() { 0 } else { self.usable(false).saturating_sub(self.usable(true)) }
+    }
+
+    /// What data and map can take, with snapshots or without.
+    fn usable(&self, keeps: bool) -> u64 {
+        let segment = self.store.segment_bytes();
+        let capacity = self.store.capacity();
+        // Summaries, padding and the ends of segments.
+        let overhead = capacity / segment * BLOCK_BYTES as u64 + capacity / 64;
+        let spare = (self.reserve(keeps) + SPARE_SEGMENTS * segment).max(capacity / 16 + capacity / 24);
+        capacity.saturating_sub(overhead + spare)
+    }
+
     /// What a batch of the usual length and its checkpoint take, and what stays free behind it.
-    fn reserve(&self) -> u64 {
+    fn reserve(&self, keeps: bool) -> u64 {
         let blocks = (self.batch_max() / BLOCK_BYTES) as u64;
         let extents = (self.extents_max() as u64).min(blocks);
-        self.need_from(self.dirty_max() as u64, Change::blocks(blocks, extents), Level::Takes)
+        self.need_from(&Trees::at_worst(self, keeps), Change::blocks(blocks, extents), Level::Takes)
     }
 
     /// Bytes of free segments that a change needs at this level.
     pub(crate) fn need(&self, change: Change, level: Level) -> u64 {
-        self.need_from(self.dirtied as u64, change, level)
+        self.need_from(&Trees::now(self), change, level)
     }
 
-    fn need_from(&self, dirtied: u64, change: Change, level: Level) -> u64 {
+    fn need_from(&self, trees: &Trees, change: Change, level: Level) -> u64 {
         let data = |c: Change| self.data_segments(c.bytes);
-        let own = data(change) + self.checkpoint_segments(dirtied, change);
+        let own = data(change) + self.checkpoint_segments(trees, trees.dirtied, change);
         let step = Change::freed(self.step_least() + STEP_ENDS);
         let segments = match level {
             Level::Accepted => own,
-            Level::Frees => own + self.round_segments(),
-            Level::Takes => own + self.round_segments() + data(step) + self.checkpoint_segments(0, step),
+            Level::Frees => own + self.round_segments(trees),
+            Level::Takes => own + self.round_segments(trees) + data(step) + self.checkpoint_segments(trees, 0, step),
         };
         segments * self.store.segment_bytes()
     }
@@ -192,8 +268,8 @@ impl State {
     }
 
     /// What the shortest round of the cleaner takes. It goes on in up to three streams.
-    fn round_segments(&self) -> u64 {
-        3 + self.checkpoint_segments(0, self.round_change(self.extents_least()))
+    fn round_segments(&self, trees: &Trees) -> u64 {
+        3 + self.checkpoint_segments(trees, 0, self.round_change(self.extents_least()))
     }
 
     /// Extents of the shortest round of the cleaner: as many blocks as a segment has. A compressed segment can have more, which
@@ -216,8 +292,9 @@ impl State {
         let segment = self.store.segment_bytes();
         let least = self.extents_least();
         let mut extents = self.extents_max() as u64;
+        let trees = Trees::now(self);
         loop {
-            let checkpoint = self.checkpoint_segments(self.dirtied as u64, self.round_change(extents)) * segment;
+            let checkpoint = self.checkpoint_segments(&trees, trees.dirtied, self.round_change(extents)) * segment;
             let left = self.store.available().saturating_sub(checkpoint + 2 * segment);
             // More extents than the bytes can be are of no use.
             if left >= segment && (extents == least || left >= extents * BLOCK_BYTES as u64) {
@@ -243,30 +320,15 @@ impl State {
     }
 
     /// Segments that a checkpoint begins behind a change.
-    fn checkpoint_segments(&self, dirtied: u64, change: Change) -> u64 {
+    fn checkpoint_segments(&self, trees: &Trees, dirtied: u64, change: Change) -> u64 {
         let segment = self.store.segment_bytes();
-        let usage = self.usage_nodes(change);
+        let usage = if trees.at_worst { self.usage_nodes_at_worst(change) } else { self.usage_nodes(change) };
         let record = 256 + SUMMARY_BYTES as u64 + 50 * usage;
         // A record that is too long is made shorter by storing the usage again.
         let again = if record > segment.min(BATCH_BYTES_MAX) / 2 { usage } else { 0 };
-        let nodes = dirtied + self.tree_nodes(change) + self.catalog_nodes() + usage + again;
+        let nodes = dirtied + trees.changed(change) + self.catalog_nodes() + usage + again;
         let in_segment = ((segment - 512) / STORED_NODE_BYTES).max(1);
         nodes.div_ceil(in_segment) + 1
-    }
-
-    /// Nodes of maps, forwards and dead lists.
-    fn tree_nodes(&self, change: Change) -> u64 {
-        let height = |level: u8| u64::from(level) + 1;
-        let changed = |changes: u64, height: u64| of_extents(changes, height, self.usage.ordinals);
-        let map = changed(change.extents, height(self.map_level) + u64::from(change.extents > 0));
-        let forwards = if self.forward.is_empty() { 0 } else { changed(change.dead, height(self.forward.level())) };
-        if self.catalog.snapshots.is_empty() {
-            return map + forwards;
-        }
-        // Nodes of the map that the snapshots keep are noted as well.
-        let entries = change.dead + map;
-        let lists = of_leaves(entries, (self.listed + entries) / 28 + 1);
-        map + forwards + lists
     }
 
     fn catalog_nodes(&self) -> u64 {
@@ -283,6 +345,14 @@ impl State {
         let records = self.usage.dirty.len() + self.usage.removed.len();
         of_leaves(dead as u64 + change.dead, pages / 7 + 1)
             + of_leaves(records as u64 + change.dead + 4, segments / 30 + 1)
+    }
+
+    /// The same, however much is in memory when the change comes: a checkpoint is due from then on.
+    fn usage_nodes_at_worst(&self, change: Change) -> u64 {
+        let pages = (self.usage.table.len() + self.usage.removed.len()) as u64 + self.usage.ordinals / 1024;
+        let most = (self.dirty_max() + self.usage_nodes_least()) as u64;
+        let of = |dirty: u64| of_leaves(dirty + change.dead, pages / 7 + 1);
+        of(most).min(most + of(0)) + of_leaves(change.dead + 4, pages / 30 + 1)
     }
 
     /// Whether so much is in memory that a checkpoint is due.

@@ -44,6 +44,17 @@ fn it_does_what_the_model_does_also_when_it_is_full() {
     }
 }
 
+/// A regroup had space for each file that it moved, and not for all of them: the next fsync or unmount found the log disk full.
+#[test]
+fn what_is_moved_leaves_what_was_promised_to_writes() {
+    for seed in [529, 1_680_000_265] {
+        let setup = Setup::numbered(seed).small().on_log_disk(seed);
+        let profile = Profile::ALL[(seed / 4) as usize % Profile::ALL.len()];
+        let ops = generate(seed, profile, 200, Bounds { write: 2_000_000, many: 300 });
+        run(setup, &ops).unwrap_or_else(|e| panic!("seed {seed}, {setup}\n{e}"));
+    }
+}
+
 /// A directory was open and removed, and the number of its parent belonged to the directory that was to move into it (seed 1610000191).
 #[test]
 fn nothing_moves_into_a_directory_that_was_removed() {

@@ -48,7 +48,7 @@ pub fn write(cx: &FileCtx<'_>, node: &Arc<Node>, offset: u64, data: &[u8], privi
     let frags = first * fpb..(first + (data.len() / bs) as u64) * fpb;
     let blocks = Blocks { data, frags, end: offset + data.len() as u64 };
     for may_write_back in [true, false] {
-        if let Some(written) = overwrite(cx, node, &blocks, now) {
+        if let Some(written) = overwrite(cx, node, &blocks, privileged, now) {
             return written;
         }
         match prepare(cx, node, &blocks, privileged, now) {
@@ -77,7 +77,7 @@ pub(super) fn add_runs<'a>(cx: &FileCtx<'_>, runs: &mut Vec<DataRun<'a>>, frag: 
 
 /// Overwrites blocks if the file has all of them, and they are written. `None` if it has not; false if they cannot be
 /// overwritten here.
-fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Option<bool> {
+fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, privileged: bool, now: i64) -> Option<bool> {
     let g = cx.cache.geometry();
     let fpb = g.frags_per_block();
     let mut guard = node.state.write();
@@ -103,6 +103,12 @@ fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Op
         let (here, after) = rest.split_at((run.len << g.frag_shift) as usize);
         add_runs(cx, &mut runs, run.start, here);
         (rest, at) = (after, e.end());
+    }
+    // What others were promised is not for this. If there is not twice as much, it goes through pages.
+    let there = frags.end - frags.start;
+    let _claim = cx.space.claim(there);
+    if cx.space.check_overwrite(there, false, privileged).is_err() {
+        return Some(false);
     }
     node.data_version.fetch_add(1, Ordering::Relaxed);
     // With checksums a commit comes before the data, and nobody may commit while holding a node's lock.
@@ -141,6 +147,8 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
         return Prepared::AfterWriteback;
     }
     let frags = blocks.frags.end - blocks.frags.start;
+    // Before it is reserved: if there is not twice as much, it goes through pages.
+    let claim = cx.space.claim(frags);
     let reservation = st.data.new_reservation(cx.space, privileged);
     if reservation.reserve(frags, privileged).is_err()
         || reserve_tree_for(cx, st, frags, frags / g.frags_per_block(), privileged).is_err()
@@ -155,6 +163,7 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
     let origin = Origin::Direct { mtime: now, deferred_until: later.then_some(free_until) };
     let mut unit = Unit::new(node.clone(), origin, st.inode.size.max(blocks.end));
     unit.reservation = Some(reservation);
+    unit.claim = Some(claim);
     if allocate(cx, st, &mut unit, blocks).is_err() {
         unit.abort(cx, st);
         let _ = reserve_tree(cx, st, privileged); // less than before

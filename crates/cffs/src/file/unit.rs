@@ -6,6 +6,7 @@ use crate::format::Run;
 use crate::format::{Extent, FragAddr};
 use crate::node::{Node, NodeState, TakenPage};
 use crate::reservation::Reservation;
+use crate::space::Claim;
 use crate::trace::{ForMany, Many};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,6 +72,8 @@ pub(super) struct Unit<'a> {
     pub(super) pages: Vec<TakenPage>,
     /// Reservation for the data. Deferred extents have theirs in the node.
     pub(super) reservation: Option<Reservation>,
+    /// Space that data will take which was never dirty.
+    pub(super) claim: Option<Claim>,
     /// Blocks for the extent tree; `None` means the file's own reservation.
     pub(super) tree: Option<Reservation>,
     /// What is to be written.
@@ -104,6 +107,7 @@ impl<'a> Unit<'a> {
             origin,
             pages: Vec::new(),
             reservation: None,
+            claim: None,
             tree: None,
             runs: Vec::new(),
             extents: Vec::new(),

@@ -84,7 +84,11 @@ fn prepare<'a>(
         return Ok(None);
     }
     let Some(e) = next_unwritten(cx, st, frags, from)? else { return Ok(None) };
+    // They take space of a thin device like data, and what there is may be promised to others.
+    let claim = cx.space.claim(e.len);
+    cx.space.check_overwrite(e.len, true, false)?;
     let mut unit = Unit::new(node.clone(), Origin::Zeros, st.inode.size);
+    unit.claim = Some(claim);
     let shift = cx.cache.geometry().frag_shift;
     let (mut start, mut left) = (e.start, e.len << shift);
     while left > 0 {

@@ -9,6 +9,7 @@ use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr, Run};
 use crate::node::Node;
 use crate::reservation::Reservation;
+use crate::space::Copies;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 pub(super) struct Places {
     /// The runs of each item.
     pub runs: Vec<Vec<Run>>,
-    reservation: Reservation,
+    copies: Copies,
 }
 
 impl Places {
@@ -28,7 +29,8 @@ impl Places {
 
     fn fill_gaps(&self, cx: &MoveCtx<'_>, frags: u64, avoid: &[Range<FragAddr>]) -> Result<Vec<Run>> {
         let (mut runs, mut left) = (Vec::new(), frags);
-        match self.reservation.reserve(frags, false) {
+        let reservation = self.copies.reservation();
+        match reservation.reserve(frags, false) {
             Err(Error::NoSpace) => return Ok(runs),
             outcome => outcome?,
         }
@@ -36,9 +38,12 @@ impl Places {
             if left == 0 {
                 return Ok(runs);
             }
+            if runs.len() >= cx.file.space.pieces_max() {
+                break Ok(Vec::new());
+            }
             match cx.file.space.alloc_gap(left, avoid) {
                 Ok(Some(run)) => {
-                    self.reservation.allocated(run.len);
+                    reservation.allocated(run.len);
                     left -= run.len;
                     runs.push(run);
                 }
@@ -46,14 +51,15 @@ impl Places {
                 Err(e) => break Err(e),
             }
         };
-        runs.into_iter().for_each(|run| cancel(cx, &self.reservation, run));
-        self.reservation.release(frags);
+        runs.into_iter().for_each(|run| cancel(cx, reservation, run));
+        reservation.release(frags);
         outcome
     }
 
     /// Gives all of it back.
     pub fn cancel(mut self, cx: &MoveCtx<'_>) {
-        self.runs.drain(..).flatten().for_each(|run| cancel(cx, &self.reservation, run));
+        let reservation = self.copies.reservation();
+        self.runs.drain(..).flatten().for_each(|run| cancel(cx, reservation, run));
     }
 }
 
@@ -107,8 +113,7 @@ pub(super) fn allocate_outside(cx: &MoveCtx<'_>, items: &[Item], area: &Range<Bl
 /// Allocates places for each item outside of some parts of the device: the gap that fits it best, or else the longest ones. Those
 /// without enough get none.
 pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<FragAddr>]) -> Result<Places> {
-    let reservation = cx.file.space.reservation(None, false);
-    let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
+    let mut places = Places { runs: Vec::with_capacity(items.len()), copies: cx.file.space.copies() };
     for item in items {
         match places.fill_gaps(cx, item.frags(), avoid) {
             Ok(runs) => places.runs.push(runs),
@@ -143,11 +148,10 @@ fn allocate_each(
     items: &[Item],
     find: &mut dyn FnMut(usize, u64) -> Result<Option<Run>>,
 ) -> Result<Places> {
-    let reservation = cx.file.space.reservation(None, false);
-    let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
+    let mut places = Places { runs: Vec::with_capacity(items.len()), copies: cx.file.space.copies() };
     for (n, item) in items.iter().enumerate() {
         let frags = item.frags();
-        let found = match places.reservation.reserve(frags, false) {
+        let found = match places.copies.reservation().reserve(frags, false) {
             Ok(()) => find(n, frags),
             Err(Error::NoSpace) => {
                 places.runs.push(Vec::new());
@@ -157,11 +161,11 @@ fn allocate_each(
         };
         match found {
             Ok(Some(run)) => {
-                places.reservation.allocated(run.len);
+                places.copies.reservation().allocated(run.len);
                 places.runs.push(vec![run]);
             }
             Ok(None) => {
-                places.reservation.release(frags);
+                places.copies.reservation().release(frags);
                 places.runs.push(Vec::new());
             }
             Err(e) => {
@@ -176,19 +180,20 @@ fn allocate_each(
 /// New places for one large file: allocated, in no transaction yet. They are used up from the start of the file on.
 pub(super) struct Destination {
     runs: VecDeque<Run>,
-    reservation: Reservation,
+    copies: Copies,
 }
 
 impl Destination {
     /// Allocates so many fragments in the fewest pieces that free space allows, but in at most `pieces`. `None` if there is too
     /// little space, or it is in too many pieces.
     pub fn allocate(cx: &MoveCtx<'_>, frags: u64, pieces: usize) -> Result<Option<Destination>> {
-        let reservation = cx.file.space.reservation(None, false);
-        match reservation.reserve(frags, false) {
+        let pieces = pieces.min(cx.file.space.pieces_max());
+        let copies = cx.file.space.copies();
+        match copies.reservation().reserve(frags, false) {
             Err(Error::NoSpace) => return Ok(None),
             outcome => outcome?,
         }
-        let mut found = Destination { runs: VecDeque::new(), reservation };
+        let mut found = Destination { runs: VecDeque::new(), copies };
         match found.fill(cx, frags, pieces) {
             Ok(true) => Ok(Some(found)),
             outcome => {
@@ -212,7 +217,7 @@ impl Destination {
                 let len = (window.end - window.start).min(EXTENT_LEN_MAX / per * per);
                 // Others may have taken it meanwhile.
                 let Some(run) = cx.file.space.alloc_in(window.start..window.start + len, len)? else { break };
-                self.reservation.allocated(run.len);
+                self.copies.reservation().allocated(run.len);
                 self.runs.push_back(run);
                 left -= run.len;
                 window.start = run.end();
@@ -229,7 +234,7 @@ impl Destination {
     /// The places of the next items, of so many fragments each.
     pub fn take_each(&mut self, frags: impl Iterator<Item = u64>) -> Places {
         let runs = frags.map(|frags| self.take(frags)).collect();
-        Places { runs, reservation: self.reservation.clone() }
+        Places { runs, copies: self.copies.clone() }
     }
 
     fn take(&mut self, frags: u64) -> Vec<Run> {
@@ -249,7 +254,8 @@ impl Destination {
 
     /// Gives back what was not taken.
     pub fn cancel(mut self, cx: &MoveCtx<'_>) {
-        self.runs.drain(..).for_each(|run| cancel(cx, &self.reservation, run));
+        let reservation = self.copies.reservation();
+        self.runs.drain(..).for_each(|run| cancel(cx, reservation, run));
     }
 }
 
@@ -266,7 +272,7 @@ pub(super) fn pieces(runs: impl Iterator<Item = Run>) -> usize {
 /// Moves files to their new places, at the rate that `control` says, as far as there are blocks for their trees. Returns how many
 /// fragments, and how many files.
 pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control: &dyn Control) -> Result<(u64, u64)> {
-    let Places { runs, reservation } = places;
+    let Places { runs, copies } = places;
     let shift = cx.file.cache.geometry().frag_shift;
     let most = control.most_at_once() >> shift;
     let mut sum = (0, 0);
@@ -277,13 +283,13 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
             frags += next.0.frags();
             batch.push(next);
         }
-        match relocate_at_once(cx, batch, &reservation) {
+        match relocate_at_once(cx, batch, &copies) {
             Ok((frags, files)) => {
                 sum = (sum.0 + frags, sum.1 + files);
                 control.pace((2 * frags) << shift);
             }
             Err(e) => {
-                left.flat_map(|(_, runs)| runs).for_each(|run| cancel(cx, &reservation, run));
+                left.flat_map(|(_, runs)| runs).for_each(|run| cancel(cx, copies.reservation(), run));
                 // Without a block for a tree nothing of the batch has moved.
                 return if matches!(e, Error::NoSpace) { Ok(sum) } else { Err(e) };
             }
@@ -292,7 +298,8 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
     Ok(sum)
 }
 
-fn relocate_at_once(cx: &MoveCtx<'_>, batch: Vec<(&Item, Vec<Run>)>, reservation: &Reservation) -> Result<(u64, u64)> {
+fn relocate_at_once(cx: &MoveCtx<'_>, batch: Vec<(&Item, Vec<Run>)>, copies: &Copies) -> Result<(u64, u64)> {
+    let reservation = copies.reservation();
     let mut copied: Vec<(Copied, Vec<Run>)> = Vec::with_capacity(batch.len());
     let mut failed = None;
     for (item, runs) in batch {
@@ -312,6 +319,7 @@ fn relocate_at_once(cx: &MoveCtx<'_>, batch: Vec<(&Item, Vec<Run>)>, reservation
     }
     let files = copied.len() as u64;
     let moved = relocate::write(&cx.file, copied, reservation)?;
+    copies.stored(moved);
     failed.map_or(Ok((moved, files)), Err)
 }
 

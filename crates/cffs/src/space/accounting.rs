@@ -103,6 +103,17 @@ impl Accounting {
         Ok(())
     }
 
+    /// Claims space of a thin device for so many fragments; returns the bytes ([`super::copies`]).
+    pub fn claim(&mut self, n: u64) -> u64 {
+        self.device.as_mut().map_or(0, |d| d.claim(n))
+    }
+
+    pub fn unclaim(&mut self, bytes: u64) {
+        if let Some(device) = &mut self.device {
+            device.unclaim(bytes);
+        }
+    }
+
     pub fn unreserve(&mut self, n: u64) {
         debug_assert!(self.reserved_frags >= n, "{n} of {} fragments unreserved", self.reserved_frags);
         self.reserved_frags = self.reserved_frags.saturating_sub(n);

@@ -13,6 +13,8 @@ use std::sync::Arc;
 const CONTIGUOUS_FRAGS: u64 = 64;
 /// Units that a contiguous run may touch beyond those that it fills.
 const RUN_ENDS: u64 = 16;
+/// Pieces in which what is reserved as contiguous may be allocated, each of which begins and ends in a unit of its own.
+pub(super) const PIECES_MAX: usize = RUN_ENDS as usize / 2;
 
 /// Who asks for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub(super) struct DeviceRoom {
     pub(super) margin: u64,
     /// Share of the device that only privileged users get, in 1/10,000.
     pub(super) reserve_bp: u32,
+    /// Bytes of data that is not dirty in the cache and will be written ([`super::copies`]).
+    claimed: u64,
 }
 
 impl DeviceRoom {
@@ -49,7 +53,7 @@ impl DeviceRoom {
         let space = device.space()?;
         let margin = (device.atomic_max() as u64).max(64 << cache.geometry().block_shift);
         let margin = margin / space.unit * space.unit_cost;
-        Some(DeviceRoom { cache: cache.clone(), margin, reserve_bp: 0 })
+        Some(DeviceRoom { cache: cache.clone(), margin, reserve_bp: 0, claimed: 0 })
     }
 
     pub(super) fn space(&self) -> DeviceSpace {
@@ -70,6 +74,18 @@ impl DeviceRoom {
         blocks.saturating_mul(units).saturating_mul(s.unit_cost)
     }
 
+    /// Claims what so many fragments take; returns the bytes.
+    pub(super) fn claim(&mut self, frags: u64) -> u64 {
+        let bytes = self.cost_of_frags(&self.space(), frags);
+        self.claimed += bytes;
+        bytes
+    }
+
+    pub(super) fn unclaim(&mut self, bytes: u64) {
+        debug_assert!(self.claimed >= bytes, "{bytes} of {} claimed bytes given back", self.claimed);
+        self.claimed = self.claimed.saturating_sub(bytes);
+    }
+
     /// Bytes that dirty data may take when it is written: each fragment could be in a unit of its own.
     fn dirty_cost(&self, s: &DeviceSpace) -> u64 {
         let frag = self.cache.geometry().frag_size() as u64;
@@ -85,7 +101,7 @@ impl DeviceRoom {
         };
         // Dirty data has its places reserved, unless it has had them before; and it is counted at its worst.
         let data = self.dirty_cost(s).max(self.cost_of_frags(s, reserved.frags));
-        let others = data.saturating_add(self.cost_of_blocks(s, reserved.blocks));
+        let others = data.saturating_add(self.cost_of_blocks(s, reserved.blocks)).saturating_add(self.claimed);
         s.free.saturating_sub(others.saturating_add(kept))
     }
 
@@ -106,7 +122,7 @@ impl DeviceRoom {
     pub(super) fn totals(&self, reserved: Reserved) -> (u64, u64) {
         let s = self.space();
         let dirty = (self.cache.dirty_data() as u64).div_ceil(s.unit).saturating_mul(s.unit_cost);
-        let taken = dirty + self.cost_of_blocks(&s, reserved.blocks) + 2 * self.margin;
+        let taken = dirty + self.claimed + self.cost_of_blocks(&s, reserved.blocks) + 2 * self.margin;
         (s.total, s.free.saturating_sub(taken))
     }
 }

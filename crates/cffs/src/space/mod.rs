@@ -20,6 +20,7 @@ mod aside;
 mod batch;
 mod class;
 mod commit;
+mod copies;
 mod device_room;
 mod find_group;
 mod free_set;
@@ -36,5 +37,6 @@ pub(crate) mod tests;
 mod thin;
 mod trim;
 
+pub(crate) use copies::{Claim, Copies};
 pub use free_space::Space;
 pub use set_aside::SetAside;

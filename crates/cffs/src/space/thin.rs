@@ -1,6 +1,6 @@
 //! Space on a thin device, as the file system asks for it.
 
-use super::device_room::Asker;
+use super::device_room::{Asker, PIECES_MAX};
 use super::free_space::Space;
 use crate::error::{Error, Result};
 
@@ -8,6 +8,11 @@ impl Space {
     /// Whether the device has less space than places.
     pub(crate) fn is_thin(&self) -> bool {
         self.thin
+    }
+
+    /// Pieces in which data that was reserved at once may be allocated.
+    pub(crate) fn pieces_max(&self) -> usize {
+        if self.thin { PIECES_MAX } else { usize::MAX }
     }
 
     /// Fragments that the device can store in all, how many of them are free, and how many of these only privileged users
