@@ -169,7 +169,7 @@ impl Latency {
     }
 }
 
-/// Everything a [`CountingDevice`] counted up to one moment.
+/// Everything a [`CountingDevice`](crate::CountingDevice) counted up to one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStats {
     /// Requests by kind, in the order of [`IoKind::ALL`].
