@@ -103,6 +103,7 @@ forward!(&D);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observed::Disk;
     use crate::{CountingDevice, FailingDevice, MemoryDevice, StoppableDevice};
 
     /// Answers everything that can be asked otherwise than the trait does by itself.
@@ -178,10 +179,11 @@ mod tests {
     #[test]
     fn a_wrapper_answers_as_the_device_below() {
         let odd = || Odd(MemoryDevice::new(1 << 20));
-        let wrappers: [(&str, Box<dyn Device>); 5] = [
+        let wrappers: [(&str, Box<dyn Device>); 6] = [
             ("the device itself", Box::new(odd())),
             ("a pointer", Box::new(Arc::new(odd()))),
             ("counting", Box::new(CountingDevice::new(odd()))),
+            ("observed", Box::new(Disk::numbered(0, Arc::new(odd())))),
             ("stoppable", Box::new(StoppableDevice::new(odd()))),
             ("failing", Box::new(FailingDevice::new(Arc::new(odd())))),
         ];
