@@ -62,8 +62,6 @@ pub struct Workload {
     pub ahead: Vec<(u64, Option<usize>)>,
     /// Requests that were recorded, by purpose.
     pub recorded: ByPurpose,
-    /// The same by the operation at the root of their causes. Of work for many that is who had it done (a sync, an fsync), not for whom.
-    pub by_cause: ByPurpose,
     /// Nanoseconds of these requests.
     pub recorded_time: u64,
     /// Number of threads.
@@ -178,14 +176,14 @@ impl Workload {
         for r in records {
             let (start, end) = (r.start - first, r.end() - first);
             if let Some(q) = r.request() {
-                let cause = r.cause.origin.map_or("unknown", Kind::name).to_owned();
-                let by_cause = self.by_cause.entry(cause).or_default();
-                for of in [self.recorded.entry(q.purpose.name().to_owned()).or_default(), by_cause] {
-                    match r.kind {
-                        Kind::DeviceRead => of.reads += 1,
-                        Kind::DeviceWrite => of.writes += 1,
-                        _ => continue,
-                    }
+                let of = self.recorded.entry(q.purpose.name().to_owned()).or_default();
+                let requests = match r.kind {
+                    Kind::DeviceRead => Some(&mut of.reads),
+                    Kind::DeviceWrite => Some(&mut of.writes),
+                    _ => None,
+                };
+                if let Some(requests) = requests {
+                    *requests += 1;
                     of.bytes = of.bytes.saturating_add(r.args[1]);
                 }
                 self.recorded_time = self.recorded_time.saturating_add(r.duration / q.batch);
