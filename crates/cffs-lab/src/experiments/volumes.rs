@@ -226,17 +226,15 @@ pub fn speed(scale: u64) -> Result<Outcome> {
             let [one, mirror, stripe] = layouts(unit).map(run);
             Ok([one?, mirror?, stripe?])
         };
-        if std::env::var_os("WALK").is_none() {
-            let runs = each(&|layout| random_reads(disk, layout, scale), cffs_volume::STRIPE_UNIT)?;
-            compare(format!("random reads of 4 KB by {READERS} threads"), runs, [Some(1.8), None]);
-            for call in CALLS {
-                for threads in [1, IN_FLIGHT] {
-                    let calls = Calls { bytes: LARGE_FILE / scale, call, threads, turns: true };
-                    let runs = each(&|layout| large_read(disk, layout, calls), cffs_volume::STRIPE_UNIT)?;
-                    let bound = (call > MIB && threads == 1).then_some(1.9);
-                    let what = format!("a large file in calls of {} MiB, {threads} at a time", call / MIB);
-                    compare(what, runs, [None, bound]);
-                }
+        let runs = each(&|layout| random_reads(disk, layout, scale), cffs_volume::STRIPE_UNIT)?;
+        compare(format!("random reads of 4 KB by {READERS} threads"), runs, [Some(1.8), None]);
+        for call in CALLS {
+            for threads in [1, IN_FLIGHT] {
+                let calls = Calls { bytes: LARGE_FILE / scale, call, threads, turns: true };
+                let runs = each(&|layout| large_read(disk, layout, calls), cffs_volume::STRIPE_UNIT)?;
+                let bound = (call > MIB && threads == 1).then_some(1.9);
+                let what = format!("a large file in calls of {} MiB, {threads} at a time", call / MIB);
+                compare(what, runs, [None, bound]);
             }
         }
         for (files, bytes) in SMALL {

@@ -235,6 +235,52 @@ impl Causes {
     }
 }
 
+/// Causes of one inode's dirty data. Mostly there is one, so that one takes no memory of its own: a file that is made and written at once.
+#[derive(Debug)]
+pub(super) enum Few {
+    One(Cause, u64),
+    All(Box<Causes>),
+}
+
+impl Few {
+    /// As [`Causes::add`].
+    pub(super) fn add(&mut self, cause: Cause, weight: u64) {
+        match self {
+            Few::One(first, sum) if cause.span != 0 && *first == cause => *sum = sum.saturating_add(weight),
+            Few::One(first, sum) => {
+                let mut all = Box::new(Causes::default());
+                all.add(*first, *sum);
+                all.add(cause, weight);
+                *self = Few::All(all);
+            }
+            Few::All(all) => all.add(cause, weight),
+        }
+    }
+
+    /// As [`Causes::merge`].
+    pub(super) fn merge_into(&self, all: &mut Causes) {
+        match self {
+            Few::One(cause, weight) => {
+                all.name(cause.span, *weight, *weight, false);
+                all.count(cause.origin.map_or(0, |k| k as u8), 1, *weight);
+            }
+            Few::All(few) => all.merge(few),
+        }
+    }
+
+    /// As [`Causes::merge_through`].
+    pub(super) fn merge_through(&self, span: u64, all: &mut Causes, weight: u64, counted: bool) {
+        match self {
+            Few::One(..) if counted && weight == 0 => {}
+            Few::One(cause, _) => {
+                all.name(span, weight, weight, false);
+                all.count(cause.origin.map_or(0, |k| k as u8), u64::from(!counted), weight);
+            }
+            Few::All(few) => all.merge_through(span, few, weight, counted),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,6 +353,30 @@ mod tests {
         // Of nobody who is known.
         all.merge_through(9, &Causes::default(), 50, false);
         assert_eq!((all.weight(), all.shares().last()), (150, Some((None, 1.0 / 3.0))));
+    }
+
+    #[test]
+    fn one_cause_alone_is_as_good_as_a_list() {
+        let made = |spans: &[(u64, Kind, u64)]| {
+            let mut whole = Causes::default();
+            spans.iter().for_each(|(span, kind, weight)| whole.add(cause(*span, *kind), *weight));
+            let mut few = Few::One(cause(spans[0].0, spans[0].1), spans[0].2);
+            spans[1..].iter().for_each(|(span, kind, weight)| few.add(cause(*span, *kind), *weight));
+            (whole, few)
+        };
+        let (create, write) = ((3, Kind::Create, 10), (4, Kind::Write, 5));
+        for spans in [&[create][..], &[create, create], &[create, write], &[(0, Kind::Write, 0), (0, Kind::Write, 0)]] {
+            let (whole, few) = made(spans);
+            let mut merged = [Causes::default(), Causes::default()];
+            merged.iter_mut().for_each(|all| all.add(cause(9, Kind::Unlink), 1));
+            merged[0].merge(&whole);
+            few.merge_into(&mut merged[1]);
+            for (weight, counted) in [(7, false), (7, true), (0, true), (0, false)] {
+                merged[0].merge_through(20, &whole, weight, counted);
+                few.merge_through(20, &mut merged[1], weight, counted);
+            }
+            assert_eq!(merged[0], merged[1], "{spans:?}");
+        }
     }
 
     #[test]

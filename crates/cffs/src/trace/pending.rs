@@ -1,6 +1,6 @@
 //! What made data dirty that is not written back yet, and for whom it is written then.
 
-use super::causes::{Cause, Causes};
+use super::causes::{Cause, Causes, Few};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -20,19 +20,19 @@ thread_local! {
 pub(crate) struct Many {
     /// The span that is done for them as a whole; 0 for a part of one.
     span: u64,
-    causes: Causes,
+    causes: Few,
     /// The last transaction whose causes they were counted among. Several may be made for them, and whole batches beside them.
     counted: AtomicU64,
 }
 
 impl Many {
-    fn new(causes: Causes) -> Arc<Many> {
+    fn new(causes: Few) -> Arc<Many> {
         Arc::new(Many { span: 0, causes, counted: AtomicU64::new(0) })
     }
 
     /// Those of a whole span: they are among the causes of its parts, and are counted with these.
     pub(super) fn of_span(span: u64, causes: &Causes) -> Arc<Many> {
-        Arc::new(Many { span, causes: causes.clone(), counted: AtomicU64::new(u64::MAX) })
+        Arc::new(Many { span, causes: Few::All(Box::new(causes.clone())), counted: AtomicU64::new(u64::MAX) })
     }
 
     /// Adds them to the causes of a transaction that they have changed so many bytes in, through this span.
@@ -41,7 +41,7 @@ impl Many {
             u64::MAX => true,
             _ => self.counted.swap(transaction, Ordering::Relaxed) == transaction,
         };
-        all.merge_through(span, &self.causes, weight, counted);
+        self.causes.merge_through(span, all, weight, counted);
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) fn add_left(all: &mut Causes, last: u64, weight: u64) -> u64 {
     FOR_MANY.with_borrow(|many| match many {
         Some(many) => {
             let counted = many.span != 0 && many.span == last;
-            all.merge_through(if many.span == 0 { current.span } else { many.span }, &many.causes, weight, counted);
+            many.causes.merge_through(if many.span == 0 { current.span } else { many.span }, all, weight, counted);
             many.span
         }
         None => {
@@ -99,7 +99,7 @@ impl Drop for ForMany {
 /// Causes of dirty data, by inode.
 #[derive(Default)]
 pub(super) struct Pending {
-    inodes: HashMap<u64, Box<Causes>>,
+    inodes: HashMap<u64, Few>,
     /// Of inodes that found no room.
     others: Causes,
 }
@@ -126,7 +126,7 @@ impl Pending {
         match self.inodes.get_mut(&inode) {
             Some(causes) => causes.add(cause, bytes),
             None if full => self.others.add(cause, bytes),
-            None => self.inodes.entry(inode).or_default().add(cause, bytes),
+            None => drop(self.inodes.insert(inode, Few::One(cause, bytes))),
         }
     }
 
@@ -142,14 +142,14 @@ impl Pending {
         for inode in inodes {
             count += 1;
             if let Some(causes) = self.inodes.remove(&inode) {
-                taken.all.merge(&causes);
-                taken.inodes.insert(inode, Many::new(*causes));
+                causes.merge_into(&mut taken.all);
+                taken.inodes.insert(inode, Many::new(causes));
             }
         }
         if count > 1 && !self.others.is_empty() {
             let others = std::mem::take(&mut self.others);
             taken.all.merge(&others);
-            taken.others = Some(Many::new(others));
+            taken.others = Some(Many::new(Few::All(Box::new(others))));
         }
         taken
     }
