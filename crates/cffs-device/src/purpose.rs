@@ -18,7 +18,7 @@ pub enum Purpose {
     Prefetch,
     /// File data goes to its place, direct writes included; and what that needs.
     Writeback,
-    /// What was committed is written in place: metadata, data that went through the log, the superblock.
+    /// What was committed is written in place: metadata, data that went through the log, the superblock; and who belongs to a volume.
     Checkpoint,
     /// The log: its blocks, its header, the flushes that a commit waits for, its recovery.
     Log,

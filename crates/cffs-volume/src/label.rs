@@ -1,7 +1,7 @@
 //! The superblocks of a member on its device: two copies, written one after the other, so that one is always whole.
 
 use crate::superblock::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, has_magic};
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, IoKind, Purpose};
 use std::io;
 
 /// Sectors longer than this would make the structures in front of the data overlap.
@@ -64,6 +64,8 @@ pub(crate) fn read_label(device: &dyn Device) -> io::Result<Option<Label>> {
 impl Label {
     /// Writes one or both copies and makes them durable, the older first. If the first cannot be written, the other one stays as it was.
     pub(crate) fn write(&mut self, device: &dyn Device, copies: usize) -> io::Result<()> {
+        // Whatever has shown that a member is gone, or brought it back.
+        let _purpose = Purpose::Checkpoint.scope();
         self.superblock.sequence += 1;
         let block = self.superblock.encode();
         for _ in 0..copies {
@@ -77,6 +79,7 @@ impl Label {
 
 /// Makes a device one that is no member.
 pub(crate) fn erase_label(device: &dyn Device) -> io::Result<()> {
+    let _purpose = Purpose::Checkpoint.scope();
     for offset in SUPERBLOCK_OFFSETS {
         write_block(device, offset, &[])?;
     }

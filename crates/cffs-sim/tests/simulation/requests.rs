@@ -36,6 +36,23 @@ fn those_of_a_log_disk_that_must_be_cleaned_are_in_the_trace() {
     }
 }
 
+/// A member that comes back has a counter that begins anew, and who belongs to the volume is written for a purpose too.
+#[test]
+fn those_of_members_that_come_and_go_have_a_purpose() {
+    for (seed, profile, len, bounds) in [
+        (1_795_656_513, Profile::Data, 200, Bounds::default()),
+        (1_795_656_552, Profile::Mixed, 400, Bounds::default()),
+        (1_795_656_519, Profile::Fsync, 400, Bounds::default()),
+    ] {
+        let setup = Setup::numbered(seed).on_volume(seed);
+        assert!(setup.volume.is_some_and(|v| v.gone.is_some()), "{setup}");
+        let ops = generate(seed, profile, len, bounds);
+        if let Err(e) = run(setup, &ops) {
+            panic!("seed {seed}, {setup}\n{e}");
+        }
+    }
+}
+
 #[test]
 fn those_of_the_members_of_a_volume_are_in_the_trace() {
     for seed in 0..12 {

@@ -268,9 +268,9 @@ impl Fs {
 
     /// Counters of the disks below the device since the mount.
     fn disks(&self) -> Vec<crate::stats::DeviceCounters> {
-        // A member that was given to a volume meanwhile has none of before.
-        let before = self.disks_before.iter().copied().chain(std::iter::repeat_with(DeviceStats::default));
-        self.dev.disks().iter().zip(before).map(|(now, before)| (&now.since(&before)).into()).collect()
+        // Members come to a volume, leave it, and come back, with a counter that begins anew.
+        let before = |now: &DeviceStats| self.disks_before.iter().find(|b| b.counter == now.counter);
+        self.dev.disks().iter().map(|now| (&before(now).map_or(*now, |b| now.since(b))).into()).collect()
     }
 
     /// Counters since the mount.
