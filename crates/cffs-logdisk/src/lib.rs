@@ -59,6 +59,7 @@ mod log;
 mod mend;
 mod options;
 mod packer;
+mod partly;
 mod pending;
 mod read;
 mod rebuild;

@@ -18,6 +18,7 @@ use crate::extent::{BLOCK_BYTES, Birth};
 use crate::layouts::MapLayout;
 use crate::log::Log;
 use crate::options::LogOptions;
+use crate::partly::Partly;
 use crate::pending::Pending;
 use crate::scan::{is_whole, patience, read_summary, read_wanted, search};
 use crate::state::State;
@@ -52,6 +53,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         frozen: Vec::new(),
         dirtied: 0,
         pending: Pending::default(),
+        partly: Partly::default(),
         reserved: 0,
         root_sequence: 0,
         record: None,

@@ -202,26 +202,33 @@ impl Shared {
         }
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
-        let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
+        let mut changed: BTreeMap<u64, (Box<[u8]>, bool)> = BTreeMap::new();
         for (mut at, mut bytes) in pieces.iter().copied() {
             state.accepted += bytes.len() as u64;
             while !bytes.is_empty() {
                 let (number, within) = (at / block, (at % block) as usize);
                 let (part, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - within));
                 if part.len() == BLOCK_BYTES {
-                    changed.insert(number, part.into());
+                    changed.insert(number, (part.into(), false));
                 } else {
-                    let target = match changed.entry(number) {
+                    let (target, partly) = match changed.entry(number) {
                         Entry::Occupied(o) => o.into_mut(),
-                        Entry::Vacant(v) => v.insert(state.read_block(branch, number)?),
+                        Entry::Vacant(v) => v.insert((state.rest_of(branch, number)?, true)),
                     };
+                    *partly = true;
                     target[within..within + part.len()].copy_from_slice(part);
                 }
                 (at, bytes) = (at + part.len() as u64, rest);
             }
         }
-        for (number, data) in changed {
-            state.pending.write(Logical { branch, block: number }, data);
+        for (number, (data, partly)) in changed {
+            let at = Logical { branch, block: number };
+            if partly {
+                state.partly.put(at, data.clone());
+            } else {
+                state.partly.forget(at);
+            }
+            state.pending.write(at, data);
         }
         state.note_pending(pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum());
         // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.

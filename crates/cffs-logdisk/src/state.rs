@@ -8,6 +8,7 @@ use crate::extent::{Birth, Codec, Extent, Place};
 use crate::layouts::{DeadKey, DeadListLayout, ForwardLayout, MapLayout};
 use crate::log::Log;
 use crate::options::LogOptions;
+use crate::partly::Partly;
 use crate::pending::Pending;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, NODE_BYTES, Node, NodeRef, Root, insert_extent, lookup_extents, remove_extents};
@@ -47,6 +48,7 @@ pub(crate) struct State {
     /// Nodes in memory that a checkpoint would store, or somewhat more.
     pub(crate) dirtied: usize,
     pub(crate) pending: Pending,
+    pub(crate) partly: Partly,
     /// Bytes that somebody has reserved.
     pub(crate) reserved: u64,
     /// Sequence number of the root, and where the checkpoint is that it refers to: place and bytes.

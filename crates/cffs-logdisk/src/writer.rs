@@ -94,6 +94,7 @@ impl State {
             let change = self.pending_change().and(Change::freed(extents as u64 + STEP_ENDS));
             self.ensure_room(change, Level::Frees)?;
             self.pending.discard(branch, at, to, extents);
+            self.partly.forget_range(branch, at, to);
             self.note_pending(0);
             at = to;
         }

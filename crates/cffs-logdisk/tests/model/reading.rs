@@ -41,6 +41,39 @@ fn nodes_that_lie_side_by_side_come_in_one_request() {
     assert!((1..=6).contains(&nodes), "{nodes} requests for the nodes of 32 MiB");
 }
 
+/// As a file system with fragments of a quarter of a block writes small files one after the other, each with a flush.
+#[test]
+fn who_writes_a_block_by_parts_reads_nothing() {
+    let (device, disk) = disk(64 << 20);
+    const PART: usize = BLOCK_BYTES / 4;
+    let reads = || device.snapshot().read_requests();
+    let before = reads();
+    let write = |part: usize, byte: u8| {
+        disk.write_at(IoKind::Data, (part * PART) as u64, &[byte; PART]).unwrap();
+        disk.flush().unwrap();
+    };
+    (0..400).for_each(|part| write(part, part as u8));
+    // What takes a part away, or the rest, is known as well.
+    disk.write_at(IoKind::Data, 96 * BLOCK, &[7; BLOCK_BYTES]).unwrap();
+    disk.discard(97 * BLOCK, BLOCK).unwrap();
+    disk.flush().unwrap();
+    write(4 * 97 + 1, 9);
+    assert_eq!(reads(), before);
+    write(4 * 96 + 1, 9);
+    assert_eq!(reads() - before, 1, "a block that was written as a whole is read");
+    let mut buf = vec![0; 100 * BLOCK_BYTES];
+    disk.read_at(IoKind::Data, 0, &mut buf).unwrap();
+    for (part, bytes) in buf.chunks(PART).enumerate() {
+        let byte = match part {
+            385 | 389 => 9,
+            384..388 => 7,
+            388..392 => 0,
+            _ => part as u8,
+        };
+        assert!(bytes.iter().all(|b| *b == byte), "part {part}");
+    }
+}
+
 /// Counts the reads of each batch.
 struct Batches(MemoryDevice, Mutex<Vec<usize>>);
 
