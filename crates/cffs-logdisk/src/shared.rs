@@ -3,6 +3,7 @@
 use crate::batch::Logical;
 use crate::extent::BLOCK_BYTES;
 use crate::options::Compression;
+use crate::partly::Covered;
 use crate::read::{Piece, fetch_pieces, together};
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
@@ -202,31 +203,32 @@ impl Shared {
         }
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
-        let mut changed: BTreeMap<u64, (Box<[u8]>, bool)> = BTreeMap::new();
+        let covered = Covered::by(pieces.iter().map(|(at, bytes)| (*at, bytes.len())));
+        let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
         for (mut at, mut bytes) in pieces.iter().copied() {
             state.accepted += bytes.len() as u64;
             while !bytes.is_empty() {
                 let (number, within) = (at / block, (at % block) as usize);
                 let (part, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - within));
                 if part.len() == BLOCK_BYTES {
-                    changed.insert(number, (part.into(), false));
+                    changed.insert(number, part.into());
                 } else {
-                    let (target, partly) = match changed.entry(number) {
+                    let target = match changed.entry(number) {
                         Entry::Occupied(o) => o.into_mut(),
-                        Entry::Vacant(v) => v.insert((state.rest_of(branch, number)?, true)),
+                        Entry::Vacant(v) if covered.is_whole(number) => v.insert([0; BLOCK_BYTES].into()),
+                        Entry::Vacant(v) => v.insert(state.rest_of(branch, number)?),
                     };
-                    *partly = true;
                     target[within..within + part.len()].copy_from_slice(part);
                 }
                 (at, bytes) = (at + part.len() as u64, rest);
             }
         }
-        for (number, (data, partly)) in changed {
+        for (number, data) in changed {
             let at = Logical { branch, block: number };
-            if partly {
-                state.partly.put(at, data.clone());
-            } else {
+            if covered.is_whole(number) {
                 state.partly.forget(at);
+            } else {
+                state.partly.put(at, data.clone());
             }
             state.pending.write(at, data);
         }

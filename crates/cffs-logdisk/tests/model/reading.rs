@@ -1,6 +1,6 @@
 //! How many requests reading takes.
 
-use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice, ReadRequest};
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use cffs_logdisk::{BLOCK_BYTES, Compression, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
@@ -58,6 +58,14 @@ fn who_writes_a_block_by_parts_reads_nothing() {
     disk.discard(97 * BLOCK, BLOCK).unwrap();
     disk.flush().unwrap();
     write(4 * 97 + 1, 9);
+    // So is a block whose parts come together.
+    let parts = [3, 0, 2, 1].map(|part| WriteRequest {
+        kind: IoKind::Data,
+        offset: 96 * BLOCK + (part * PART) as u64,
+        bufs: vec![IoSlice::new(&[7; PART])],
+    });
+    disk.write_batch(&parts).unwrap();
+    disk.flush().unwrap();
     assert_eq!(reads(), before);
     write(4 * 96 + 1, 9);
     assert_eq!(reads() - before, 1, "a block that was written as a whole is read");
