@@ -268,7 +268,8 @@ pub fn make(args: &MkfsArgs) -> anyhow::Result<Made> {
         }
     };
     if let Some(probe) = &probe {
-        options.group_size = probe.group_size.max(options.block_size);
+        let group = args.compress.unwrap_or_default().group_bytes(probe.group_size);
+        options.group_size = group.max(options.block_size);
     }
     let layout = if args.layout == Layout::Log {
         let uuid = args.uuid.map_or_else(random_uuid, Ok)?;
@@ -463,7 +464,11 @@ fn report(args: &MkfsArgs, made: &Made) -> io::Result<()> {
     if let Some(volume) = volume {
         writeln!(out, "volume     {}", summary(volume))?;
     }
-    let how = if probe.is_some() { "chosen" } else { "as asked for" };
+    let how = match (probe, args.compress.unwrap_or_default()) {
+        (None, _) => "as asked for",
+        (Some(_), Compression::None) => "chosen",
+        (Some(_), _) => "chosen; longer, because it is compressed",
+    };
     writeln!(out, "group      {} ({how})", human(g.group_size() as u64))?;
     writeln!(out, "block      {}, fragment {}", human(g.block_size() as u64), human(g.frag_size() as u64))?;
     writeln!(out, "size       {} in {} allocation groups", human(g.total_bytes()), g.ag_count)?;

@@ -12,6 +12,20 @@ pub enum Compression {
     Zstd(i32),
 }
 
+/// Longest group that a file system is given because what is compressed is shorter.
+const GROUP_BYTES_MAX: u32 = 1 << 20;
+
+impl Compression {
+    /// How many bytes a file system had better move together, where so many fit the device: what pays to be compressed is half as long, or
+    /// less, so a request brings twice as much.
+    pub fn group_bytes(self, fits: u32) -> u32 {
+        match self {
+            Compression::None => fits,
+            Compression::Lz4 | Compression::Zstd(_) => fits.max(fits.saturating_mul(2).min(GROUP_BYTES_MAX)),
+        }
+    }
+}
+
 /// How the cleaner chooses segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CleanPolicy {

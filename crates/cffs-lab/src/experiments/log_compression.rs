@@ -46,7 +46,10 @@ struct Run {
 fn run(tree: &Tree, layout: Layout) -> Result<Run> {
     let text = TEXT.concat();
     let mut random = Random::new(11);
-    let mut harness = Harness::new(&Setup { layout, ..Setup::today(DISK) })?;
+    let setup = Setup { layout, ..Setup::today(DISK) };
+    // As `mkfs` does it.
+    let group = if let Layout::Log(log) = layout { log.compression.group_bytes(setup.group) } else { setup.group };
+    let mut harness = Harness::new(&Setup { group, ..setup })?;
     let written = harness.phase(|fs| {
         tree.unpack_with(fs, "tree", &mut |bytes| {
             let at = random.below(text.len() as u64) as usize;
