@@ -77,7 +77,7 @@ impl Log {
     }
 
     /// Bytes that the current segment of a stream has left.
-    fn left(&self, stream: u8, store: &dyn SegmentStore) -> u64 {
+    pub(crate) fn left(&self, stream: u8, store: &dyn SegmentStore) -> u64 {
         let s = &self.streams[usize::from(stream)];
         let bytes = store.segment_bytes().min(1 << 30);
         if s.segment == NO_SEGMENT || (!store.can_append() && s.offset > 0) {

@@ -25,6 +25,13 @@ impl Packer {
         Packer { stream, age, entries: Vec::new(), data: Vec::new(), summary: SUMMARY_BYTES, room: 0 }
     }
 
+    /// Blocks that are neighbours and fill so many bytes of a segment, with what a summary says of them.
+    pub(crate) fn blocks_in(bytes: u64) -> usize {
+        // A checksum for each, and an entry for few.
+        const COST: u64 = BLOCK_BYTES as u64 + 8;
+        (bytes.saturating_sub(SUMMARY_BYTES as u64 + BLOCK_BYTES as u64) / COST) as usize
+    }
+
     /// Whether the open batch has room for an entry and its data.
     fn fits(&self, entry: usize, stored: usize, align: u32) -> bool {
         let start = Log::data_start(self.summary + entry, align) as usize;

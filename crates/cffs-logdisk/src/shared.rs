@@ -156,13 +156,15 @@ impl Shared {
         self.check_ranges(requests)?;
         // A superblock is as important as what an atomic write has.
         let kept = if requests.iter().all(|r| r.kind == IoKind::Super) { 0 } else { self.kept_for_atomic() };
-        let most = self.atomic_max / BLOCK_BYTES;
+        // So that batches end with segments.
+        let until_full = || self.state.lock().blocks_to_take().min(self.atomic_max / BLOCK_BYTES);
+        let mut most = until_full();
         let (mut some, mut blocks): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
         for (mut at, mut bytes) in slices(requests) {
             while !bytes.is_empty() {
                 if blocks == most {
                     self.accept(branch, &some, kept)?;
-                    (some, blocks) = (Vec::new(), 0);
+                    (some, blocks, most) = (Vec::new(), 0, until_full());
                 }
                 let within = (at % BLOCK_BYTES as u64) as usize;
                 let part = bytes.len().min((most - blocks) * BLOCK_BYTES - within);

@@ -119,9 +119,28 @@ impl State {
         Ok((to, seen))
     }
 
+    /// Blocks that a batch may have before it ends by itself: as many as are allowed and end with a segment. What is left of one would be a
+    /// batch of its own, with a summary and a request of its own.
+    fn batch_blocks(&self) -> usize {
+        let most = self.batch_max() / BLOCK_BYTES;
+        let whole = Packer::blocks_in(self.store.segment_bytes());
+        let left = Packer::blocks_in(self.log.left(STREAM_NEW, &*self.store));
+        // The rest of a segment that is short is left to what a flush ends.
+        let first = if left < whole / 8 { whole } else { left };
+        match most.checked_sub(first) {
+            Some(more) => first + more / whole.max(1) * whole,
+            None => most,
+        }
+    }
+
+    /// Blocks that the batch takes until it is long enough.
+    pub(crate) fn blocks_to_take(&self) -> usize {
+        self.batch_blocks().saturating_sub(self.pending.blocks.len()).max(1)
+    }
+
     /// Ends the batch if it is long enough.
     pub(crate) fn seal_if_long(&mut self) -> io::Result<()> {
-        let long = self.pending.blocks.len() * BLOCK_BYTES >= self.batch_max();
+        let long = self.pending.blocks.len() >= self.batch_blocks();
         if long || self.pending.extents >= self.extents_max() { self.seal() } else { Ok(()) }
     }
 
