@@ -128,7 +128,11 @@ impl LogDisk {
     fn manage<T>(&self, f: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
         let observed = self.observed();
         let _work = observed.work_for_all(Work::Manage);
-        f(&mut self.lock())
+        let mut state = self.lock();
+        let done = f(&mut state);
+        // What is known without the lock must not be more than there is: a snapshot takes space at once.
+        *self.shared.known.lock() = state.space();
+        done
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -332,15 +336,30 @@ impl LogDisk {
         }
     }
 
-    /// Makes a snapshot of a branch, with all that was written so far. It is durable with the next flush. Returns its id.
+    /// Makes a snapshot of a branch, with all that was written so far. It is durable with the next flush. Returns its id. Who has promised
+    /// space of this disk to somebody sees to it first that there is [as much](LogDisk::snapshot_costs) besides.
     ///
     /// # Errors
-    /// `NotFound` if there is no such branch, `InvalidInput` if the name is too long; those of the store.
+    /// `NotFound` if there is no such branch, `InvalidInput` if the name is too long, `StorageFull` if there is too little space; those of the store.
     pub fn snapshot(&self, branch: u32, name: &str) -> io::Result<u64> {
+        self.snapshot_for(branch, name, u64::MAX)
+    }
+
+    /// Makes a snapshot, if it costs at most so many bytes.
+    ///
+    /// # Errors
+    /// Those of [`LogDisk::snapshot`], and `ResourceBusy` if it costs more.
+    pub fn snapshot_for(&self, branch: u32, name: &str, costs: u64) -> io::Result<u64> {
         self.manage(|state| {
             state.seal()?;
-            state.snapshot(branch, name)
+            state.snapshot(branch, name, costs)
         })
+    }
+
+    /// Bytes that a snapshot takes out of the free space at once: the first one some, others none. From then on what is
+    /// overwritten takes space as well.
+    pub fn snapshot_costs(&self) -> u64 {
+        self.lock().snapshots_reserve()
     }
 
     /// All snapshots, by id.
