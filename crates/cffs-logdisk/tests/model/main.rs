@@ -2,6 +2,7 @@
 
 mod broken;
 mod cleaning;
+mod copies;
 mod crash_device;
 mod driver;
 mod full;
