@@ -310,12 +310,18 @@ impl LogDisk {
     }
 
     /// Makes reading of what the main branch does not have within some ranges (offset and length in bytes) an error, until it is written or
-    /// discarded: for files whose blocks are lost, which would read as zeros. Durable when it returns.
+    /// discarded: for files whose blocks are lost, which would read as zeros. Durable when it returns. With this a rebuilding ends, also if nothing is
+    /// lost.
     ///
     /// # Errors
     /// `StorageFull` if there is no room to note it; those of the store.
     pub fn mark_lost(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
         self.manage(|state| state.mark_lost(ranges))
+    }
+
+    /// Whether the map was made anew, and what is lost is not marked yet.
+    pub fn is_unmarked(&self) -> bool {
+        self.lock().unmarked
     }
 
     /// What has been done.

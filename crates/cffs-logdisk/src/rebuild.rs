@@ -138,6 +138,8 @@ fn geometry_by(device: &dyn Device, read: ReadBytes<'_>) -> io::Result<Geometry>
 /// module for what comes back. Data is not read; [`LogDisk::scrub_step`](crate::LogDisk::scrub_step) does that. Takes some 60 bytes of memory for each batch, and
 /// the map. Until the new root is written nothing that counts is overwritten, so this can be done again if it was interrupted.
 ///
+/// A new map has no blocks that are lost. So it is opened only by [`LogOptions::unmarked`], until [`LogDisk::mark_lost`](crate::LogDisk::mark_lost) has said which these are.
+///
 /// # Errors
 /// `NotFound` if there is no batch of a log disk, `Unsupported` if the main branch can be read as it is and only a new map is left to make, `StorageFull` if no segment is free for the new map; those of the store.
 pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<RebuildReport> {
@@ -200,6 +202,11 @@ fn root_at(survey: &Survey, order: Order, b: &Known) -> RootRecord {
     RootRecord { segment: b.segment, offset: b.offset, epoch }
 }
 
+/// Options that take what can be read.
+fn whatever(options: &LogOptions) -> LogOptions {
+    LogOptions { read_only: true, lose_end: true, unmarked: true, ..options.clone() }
+}
+
 /// The disk as a checkpoint and all batches behind it say, if all of that can be read; and what is wrong with what it says of the use of segments, if anything is.
 fn open_whole(
     store: &Arc<dyn SegmentStore>,
@@ -208,7 +215,7 @@ fn open_whole(
     survey: &Survey,
     options: &LogOptions,
 ) -> io::Result<(State, Option<String>)> {
-    let state = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() })?;
+    let state = open_at(store.clone(), root, &whatever(options))?;
     if state.log.sequence <= last.1 {
         return Err(corrupt(format!("batch {} cannot be reached from it", last.1)));
     }
@@ -228,7 +235,7 @@ fn open_whole(
 
 /// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
 fn main_is_whole(store: &Arc<dyn SegmentStore>, root: RootRecord, last: Order, options: &LogOptions) -> bool {
-    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() }) else {
+    let Ok(state) = open_at(store.clone(), root, &whatever(options)) else {
         return false;
     };
     let main = state.catalog.branches.get(&MAIN_BRANCH);
@@ -487,6 +494,8 @@ impl Maker {
         state.log.begin_anew(epoch, last.1, content);
         state.store.adopt(&state.existing())?;
         state.log.next_segment = state.store.create()?;
+        // Only who knows what was written knows which holes are lost blocks.
+        state.unmarked = true;
         state.checkpoint()?;
         for (_, line) in std::mem::take(&mut self.gone) {
             self.lost.add(line);

@@ -152,6 +152,7 @@ fn what_one_copy_has_is_rebuilt() {
             assert!(!report.from_checkpoint, "{what}");
             let others = |l: &&String| !l.contains("checkpoint") && !l.contains("table of segments");
             assert!(report.lost.iter().find(others).is_none(), "{what}: {:#?}", report.lost);
+            let options = LogOptions { unmarked: true, ..options.clone() };
             let disk = LogDisk::open(Arc::new(ImageStore::open(device.clone()).unwrap()), &options).unwrap();
             check(&disk, &values, &what);
             assert_eq!(disk.check(true).unwrap(), Vec::<String>::new(), "{what}");

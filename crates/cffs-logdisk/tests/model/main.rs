@@ -7,6 +7,7 @@ mod crash_device;
 mod driver;
 mod full;
 mod limits;
+mod marking;
 mod mend;
 mod random;
 mod reading;
