@@ -11,7 +11,7 @@ use crate::options::{Compression, LogOptions};
 use crate::read::Piece;
 use crate::recovery;
 use crate::scrub::ScrubReport;
-use crate::shared::{SECTOR_BYTES, Shared};
+use crate::shared::{SECTOR_BYTES, Shared, StateGuard};
 use crate::space::{Change, Level, Space};
 use crate::state::State;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
@@ -19,7 +19,6 @@ use crate::tree::Root;
 use cffs_device::{
     Device, DeviceSpace, DeviceStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
 };
-use parking_lot::MutexGuard;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -128,15 +127,11 @@ impl LogDisk {
     fn manage<T>(&self, f: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
         let observed = self.observed();
         let _work = observed.work_for_all(Work::Manage);
-        let mut state = self.lock();
-        let done = f(&mut state);
-        // What is known without the lock must not be more than there is: a snapshot takes space at once.
-        *self.shared.known.lock() = state.space();
-        done
+        f(&mut self.lock())
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock()
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        self.shared.lock()
     }
 
     /// Compresses what is written from now on in this way.
@@ -524,7 +519,7 @@ pub struct BranchDevice {
 
 impl Drop for BranchDevice {
     fn drop(&mut self) {
-        if let Some(b) = self.shared.state.lock().catalog.branches.get_mut(&self.branch) {
+        if let Some(b) = self.shared.lock().catalog.branches.get_mut(&self.branch) {
             b.opened = b.opened.saturating_sub(1);
         }
     }
@@ -593,7 +588,7 @@ impl Device for BranchDevice {
     }
 
     fn read_only(&self) -> bool {
-        self.shared.state.lock().options.read_only
+        self.shared.lock().options.read_only
     }
 }
 
@@ -680,7 +675,7 @@ impl SnapshotDevice {
 
 impl Drop for SnapshotDevice {
     fn drop(&mut self) {
-        if let Some(s) = self.shared.state.lock().catalog.snapshots.get_mut(&self.id) {
+        if let Some(s) = self.shared.lock().catalog.snapshots.get_mut(&self.id) {
             s.opened = s.opened.saturating_sub(1);
         }
     }

@@ -17,3 +17,4 @@ mod reserve;
 mod scale;
 mod stream;
 mod upkeep;
+mod waiting;
