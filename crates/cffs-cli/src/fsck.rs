@@ -37,7 +37,7 @@ Exit codes (they add up):
 /// What is to be changed is worked out first and then written through the log, so that an interrupted repair leaves the
 /// file system as it was or as it is to be. Files that have lost their names appear in lost+found.
 ///
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub struct FsckArgs {
     /// Change nothing
@@ -143,6 +143,8 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     let mode = if writes { OpenMode::READ_WRITE } else { OpenMode::READ_ONLY };
     // What -p is for at boot: a file system in order costs nothing.
     let quick = args.preen && !args.force && !args.json && !args.data;
+    // Whoever looks at everything ends also a rebuilding that was interrupted.
+    let args = &FsckArgs { log: LogArgs { unmarked: !quick, ..args.log.clone() }, ..args.clone() };
     let found = if quick { None } else { look_at_log_disk(args, &name, mode, asks)? };
     if let Some(found) = found.as_ref().filter(|found| !found.problems.is_empty()) {
         // Unless it is sound, nobody knows what the file system on it is made of, and a repair would make it worse.
@@ -220,6 +222,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         disk.checkpoint().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     }
     let (lost, summaries) = outcome.log_disk.as_ref().map_or((false, 0), |d| (d.lost_data(), d.summaries.len()));
+    let unmarked = outcome.log_disk.as_ref().is_some_and(|d| d.unmarked);
     if args.json {
         print_json(&to_json(&outcome, &name)?)?;
     } else {
@@ -227,6 +230,10 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     }
     let corrected = if outcome.changed() { exit::fsck::CORRECTED } else { 0 };
     if outcome.clean() {
+        if unmarked {
+            let text = "the log disk was rebuilt, and not to its end: run cffs fsck -y on it, which makes reading what is lost an error";
+            return Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {text}")));
+        }
         if lost {
             let text = "stored data is damaged: reading it is an error; write anew what has it, from a backup";
             return Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {text}")));
@@ -295,7 +302,7 @@ fn report_log_disk(args: &FsckArgs, name: &str, found: &LogDiskOutcome) -> anyho
         true => "UNEXPECTED INCONSISTENCY; run cffs fsck by hand, without -p",
         false => "the log disk is damaged: run cffs fsck -y on it, best on a copy, to rebuild it from its segments",
     };
-    let n = found.problems.len() + found.damage.len();
+    let n = found.problems.len() + found.damage.len() + usize::from(found.unmarked);
     Err(with_code(exit::fsck::ERRORS_LEFT, anyhow!("{name}: {n} problems left: {advice}")))
 }
 

@@ -47,6 +47,10 @@ pub struct LogDiskOutcome {
     pub unreadable_end: Option<String>,
     /// It goes on without that.
     pub without_end: Option<String>,
+    /// A new map has no lost data, and that would read as zeros.
+    pub unmarked: bool,
+    /// It was made an error to read that.
+    pub marked: bool,
     /// Files that have lost data, or whose data is damaged.
     pub files: Vec<String>,
 }
@@ -54,7 +58,7 @@ pub struct LogDiskOutcome {
 impl LogDiskOutcome {
     /// Whether anything is wrong with it as it is now.
     pub fn is_damaged(&self) -> bool {
-        !self.problems.is_empty() || !self.summaries.is_empty() || self.lost_data()
+        !self.problems.is_empty() || !self.summaries.is_empty() || self.unmarked || self.lost_data()
     }
 
     /// Whether data of files is gone or damaged.
@@ -65,13 +69,9 @@ impl LogDiskOutcome {
     /// Whether the image is another one than before.
     pub fn has_changed(&self) -> bool {
         self.rebuilt.is_some()
+            || self.marked
             || self.without_end.is_some()
             || self.mended.as_ref().is_some_and(|m| m.copied > 0 || m.freed > 0)
-    }
-
-    /// Whether a map was made of what was left, so that files may have lost data.
-    fn is_new_map(&self) -> bool {
-        self.rebuilt.as_ref().is_some_and(|r| !r.from_checkpoint)
     }
 
     /// For the JSON output.
@@ -93,6 +93,7 @@ impl LogDiskOutcome {
             "mended": mended,
             "rebuilt": rebuilt,
             "without_end": self.without_end,
+            "unmarked": self.unmarked,
             "files": self.files,
         })
     }
@@ -119,6 +120,9 @@ impl LogDiskOutcome {
                 }
             });
             lines.extend(r.lost.iter().cloned());
+        }
+        if self.unmarked {
+            lines.push("its rebuilding has not come to its end: what files have lost reads as zeros".into());
         }
         lines.extend(self.files.iter().cloned());
         lines
@@ -217,13 +221,16 @@ fn cannot(name: &str, what: &str, e: &io::Error) -> anyhow::Error {
 
 /// Moves what batches with damaged summaries have.
 fn mend(dev: &Arc<dyn Device>) -> io::Result<MendReport> {
-    let disk = LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &LogOptions::default())?;
+    let disk = LogDisk::open(
+        Arc::new(ImageStore::open(dev.clone())?),
+        &LogOptions { unmarked: true, ..LogOptions::default() },
+    )?;
     disk.mend_summaries()
 }
 
 /// Makes the log end before what cannot be read.
 fn go_on(dev: &Arc<dyn Device>) -> io::Result<()> {
-    let options = LogOptions { lose_end: true, ..LogOptions::default() };
+    let options = LogOptions { lose_end: true, unmarked: true, ..LogOptions::default() };
     LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &options)?.checkpoint()
 }
 
@@ -235,15 +242,16 @@ pub fn look_at_files(
     disk: &LogDisk,
     data: bool,
 ) -> anyhow::Result<()> {
-    if !data && !outcome.is_new_map() {
+    if !data && !outcome.unmarked {
         return Ok(());
     }
     let found = lost_files(dev.clone(), disk, &outcome.ranges)?;
     let more = found.total - found.lines.len();
     outcome.files = found.lines;
     outcome.files.extend((more > 0).then(|| format!("and {more} files more")));
-    if !found.missing.is_empty() && !disk.read_only() {
+    if (outcome.unmarked || !found.missing.is_empty()) && !disk.read_only() {
         disk.mark_lost(&found.missing)?;
+        (outcome.unmarked, outcome.marked) = (false, true);
     }
     Ok(())
 }
@@ -261,12 +269,12 @@ const SEGMENTS: usize = 256;
 /// What is wrong with the log disk on a device as it is now.
 fn look(dev: &Arc<dyn Device>, data: bool, found: &mut LogDiskOutcome) -> anyhow::Result<()> {
     *found = LogDiskOutcome::default();
-    let options = LogOptions { read_only: true, ..LogOptions::default() };
+    let options = LogOptions { read_only: true, unmarked: true, ..LogOptions::default() };
     let opened = ImageStore::open(dev.clone()).and_then(|store| LogDisk::open(Arc::new(store), &options));
     let checked = opened.and_then(|disk| Ok((disk.check(false)?, disk)));
     let disk = match checked {
         Ok((problems, disk)) => {
-            found.problems = problems;
+            (found.problems, found.unmarked) = (problems, disk.is_unmarked());
             disk
         }
         Err(e) if is_damage(&e) => {

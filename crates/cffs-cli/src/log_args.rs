@@ -15,4 +15,7 @@ pub struct LogArgs {
     /// Use a mirror though members are missing that are up to date
     #[arg(long)]
     pub degraded: bool,
+    /// Open also a log disk that was rebuilt and whose lost blocks are not marked yet.
+    #[arg(skip)]
+    pub unmarked: bool,
 }

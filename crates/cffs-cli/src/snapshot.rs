@@ -107,7 +107,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
                     control.call::<u64>(&Request::SnapshotCreate { name: name.clone() })?;
                 }
                 Target::Image(image) => {
-                    snapshots::create(disk_of(&image, &at)?, name).about(|| &at)?;
+                    snapshots::create(disk_of(&image, &at)?, None, name).about(|| &at)?;
                 }
             }
         }

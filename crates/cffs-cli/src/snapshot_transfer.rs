@@ -197,7 +197,7 @@ pub fn receive(args: &ReceiveArgs) -> anyhow::Result<u8> {
         Target::Image(image) => {
             let disk = disk_of(&image, &at)?;
             let mut input = io::BufReader::with_capacity(1 << 20, &mut input);
-            let received = snapshots::receive(disk, args.name.as_deref(), &mut input);
+            let received = snapshots::receive(disk, None, args.name.as_deref(), &mut input);
             received.map_err(|e| anyhow!("{at}: {e}"))?
         }
     };

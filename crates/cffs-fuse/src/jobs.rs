@@ -5,7 +5,7 @@
 //! the killed process, and with it its end of the pipe, until the answer.)
 
 use crate::snapshots::{self, Received, Sent};
-use cffs::{Error, Result};
+use cffs::{Error, Fs, Result};
 use cffs_logdisk::LogDisk;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -80,10 +80,17 @@ impl Jobs {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the descriptor is no pipe of that process; those of starting a thread.
-    pub(crate) fn receive(&self, disk: Arc<LogDisk>, name: Option<String>, process: u32, fd: u32) -> Result<u64> {
+    pub(crate) fn receive(
+        &self,
+        (disk, fs): (Arc<LogDisk>, Option<Arc<Fs>>),
+        name: Option<String>,
+        process: u32,
+        fd: u32,
+    ) -> Result<u64> {
         let mut pipe = self.pipe(process, fd, false)?;
         self.begin(move || {
-            let received = snapshots::receive(&disk, name.as_deref(), &mut pipe);
+            let received = snapshots::receive(&disk, fs.as_deref(), name.as_deref(), &mut pipe);
+            drop(fs);
             (received.map(JobOutcome::Received).map_err(|e| e.to_string()), Some(pipe))
         })
     }
@@ -236,12 +243,12 @@ mod tests {
     #[test]
     fn a_snapshot_goes_through_a_pipe_to_another_disk() {
         let (source, target) = (disk(), disk());
-        snapshots::create(&source, "monday").unwrap();
+        snapshots::create(&source, None, "monday").unwrap();
         let jobs = Jobs::default();
         let (reader, writer) = io::pipe().unwrap();
         let me = std::process::id();
         let sends = jobs.send(source, monday(), me, writer.as_raw_fd() as u32).unwrap();
-        let receives = jobs.receive(target.clone(), None, me, reader.as_raw_fd() as u32).unwrap();
+        let receives = jobs.receive((target.clone(), None), None, me, reader.as_raw_fd() as u32).unwrap();
         drop((reader, writer));
         let JobOutcome::Sent(sent) = wait(&jobs, sends) else { panic!("not sent") };
         let JobOutcome::Received(received) = wait(&jobs, receives) else { panic!("not received") };
@@ -255,7 +262,7 @@ mod tests {
         let source = disk();
         // More than a pipe takes.
         source.write_at(cffs::device::IoKind::Data, 200 << 20, &[7; 1 << 20]).unwrap();
-        snapshots::create(&source, "monday").unwrap();
+        snapshots::create(&source, None, "monday").unwrap();
         let jobs = Jobs::default();
         let (_reader, writer) = io::pipe().unwrap();
         let fd = writer.as_raw_fd() as u32;

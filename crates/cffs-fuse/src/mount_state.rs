@@ -96,6 +96,10 @@ impl MountState {
         }
     }
 
+    pub(crate) fn fs(&self) -> Arc<Fs> {
+        self.fs.clone()
+    }
+
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
         // Set once per session, and there is one session.
         let _ = self.notifier.set(notifier);

@@ -15,6 +15,8 @@ use std::io;
 use std::sync::Arc;
 
 const RECORD_MAGIC: u32 = 0x3152_4c43; // "CLR1"
+/// Flag of a checkpoint: the map was made anew, and what is lost is not marked yet.
+const UNMARKED: u16 = 1;
 const ROOT_MAGIC: u32 = 0x3154_4c43; // "CLT1"
 /// Most nodes in one batch.
 const NODES_PER_BATCH: u64 = 128;
@@ -130,6 +132,7 @@ pub(crate) struct Record {
 /// Numbers of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordFields {
+    pub(crate) unmarked: bool,
     pub(crate) logical_bytes: u64,
     pub(crate) version: u64,
     pub(crate) next_id: u64,
@@ -140,7 +143,8 @@ impl State {
     fn encode_record(&self) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         out.put_u32(RECORD_MAGIC);
-        out.put_u32(1);
+        out.put_u16(1);
+        out.put_u16(if self.unmarked { UNMARKED } else { 0 });
         out.put_u64(self.logical_bytes);
         out.put_u64(self.version);
         out.put_u64(self.next_id);
@@ -169,10 +173,15 @@ impl State {
     /// Takes the trees out of a checkpoint; returns the rest.
     pub(crate) fn decode_record(&mut self, bytes: &[u8]) -> io::Result<Record> {
         let mut f = Fields::new(bytes);
-        if f.u32()? != RECORD_MAGIC || f.u32()? != 1 {
+        if f.u32()? != RECORD_MAGIC || f.u16()? != 1 {
             return Err(corrupt("this is no checkpoint"));
         }
+        let flags = f.u16()?;
+        if flags & !UNMARKED != 0 {
+            return Err(corrupt("a checkpoint has unknown flags"));
+        }
         let fields = RecordFields {
+            unmarked: flags & UNMARKED != 0,
             logical_bytes: f.u64()?,
             version: counter(f.u64()?)?,
             next_id: counter(f.u64()?)?,

@@ -11,7 +11,7 @@ use crate::options::{Compression, LogOptions};
 use crate::read::Piece;
 use crate::recovery;
 use crate::scrub::ScrubReport;
-use crate::shared::{SECTOR_BYTES, Shared};
+use crate::shared::{SECTOR_BYTES, Shared, StateGuard};
 use crate::space::{Change, Level, Space};
 use crate::state::State;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
@@ -19,7 +19,6 @@ use crate::tree::Root;
 use cffs_device::{
     Device, DeviceSpace, DeviceStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
 };
-use parking_lot::MutexGuard;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -131,8 +130,8 @@ impl LogDisk {
         f(&mut self.lock())
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock()
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        self.shared.lock()
     }
 
     /// Compresses what is written from now on in this way.
@@ -306,12 +305,18 @@ impl LogDisk {
     }
 
     /// Makes reading of what the main branch does not have within some ranges (offset and length in bytes) an error, until it is written or
-    /// discarded: for files whose blocks are lost, which would read as zeros. Durable when it returns.
+    /// discarded: for files whose blocks are lost, which would read as zeros. Durable when it returns. With this a rebuilding ends, also if nothing is
+    /// lost.
     ///
     /// # Errors
     /// `StorageFull` if there is no room to note it; those of the store.
     pub fn mark_lost(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
         self.manage(|state| state.mark_lost(ranges))
+    }
+
+    /// Whether the map was made anew, and what is lost is not marked yet.
+    pub fn is_unmarked(&self) -> bool {
+        self.lock().unmarked
     }
 
     /// What has been done.
@@ -332,15 +337,30 @@ impl LogDisk {
         }
     }
 
-    /// Makes a snapshot of a branch, with all that was written so far. It is durable with the next flush. Returns its id.
+    /// Makes a snapshot of a branch, with all that was written so far. It is durable with the next flush. Returns its id. Who has promised
+    /// space of this disk to somebody sees to it first that there is [as much](LogDisk::snapshot_costs) besides.
     ///
     /// # Errors
-    /// `NotFound` if there is no such branch, `InvalidInput` if the name is too long; those of the store.
+    /// `NotFound` if there is no such branch, `InvalidInput` if the name is too long, `StorageFull` if there is too little space; those of the store.
     pub fn snapshot(&self, branch: u32, name: &str) -> io::Result<u64> {
+        self.snapshot_for(branch, name, u64::MAX)
+    }
+
+    /// Makes a snapshot, if it costs at most so many bytes.
+    ///
+    /// # Errors
+    /// Those of [`LogDisk::snapshot`], and `ResourceBusy` if it costs more.
+    pub fn snapshot_for(&self, branch: u32, name: &str, costs: u64) -> io::Result<u64> {
         self.manage(|state| {
             state.seal()?;
-            state.snapshot(branch, name)
+            state.snapshot(branch, name, costs)
         })
+    }
+
+    /// Bytes that a snapshot takes out of the free space at once: the first one some, others none. From then on what is
+    /// overwritten takes space as well.
+    pub fn snapshot_costs(&self) -> u64 {
+        self.lock().snapshots_reserve()
     }
 
     /// All snapshots, by id.
@@ -499,7 +519,7 @@ pub struct BranchDevice {
 
 impl Drop for BranchDevice {
     fn drop(&mut self) {
-        if let Some(b) = self.shared.state.lock().catalog.branches.get_mut(&self.branch) {
+        if let Some(b) = self.shared.lock().catalog.branches.get_mut(&self.branch) {
             b.opened = b.opened.saturating_sub(1);
         }
     }
@@ -568,7 +588,7 @@ impl Device for BranchDevice {
     }
 
     fn read_only(&self) -> bool {
-        self.shared.state.lock().options.read_only
+        self.shared.lock().options.read_only
     }
 }
 
@@ -655,7 +675,7 @@ impl SnapshotDevice {
 
 impl Drop for SnapshotDevice {
     fn drop(&mut self) {
-        if let Some(s) = self.shared.state.lock().catalog.snapshots.get_mut(&self.id) {
+        if let Some(s) = self.shared.lock().catalog.snapshots.get_mut(&self.id) {
             s.opened = s.opened.saturating_sub(1);
         }
     }

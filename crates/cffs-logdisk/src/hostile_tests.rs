@@ -66,8 +66,10 @@ fn use_it(device: MemoryDevice) {
     let copy = Arc::new(device.duplicate());
     let rebuilt = recover_image(copy.clone()).and_then(|store| rebuild(Arc::new(store), &options()));
     if rebuilt.is_ok()
-        && let Ok(disk) = ImageStore::open(copy).and_then(|store| LogDisk::open(Arc::new(store), &options()))
+        && let Ok(disk) = ImageStore::open(copy)
+            .and_then(|store| LogDisk::open(Arc::new(store), &LogOptions { unmarked: true, ..options() }))
     {
+        let _ = disk.mark_lost(&[(0, 1 << 20)]);
         let _ = disk.check(true);
         let _ = disk.clean_step(1 << 20);
         let _ = disk.checkpoint();

@@ -215,7 +215,9 @@ impl State {
                 at += n;
             }
         }
-        // Nobody may take these batches for torn ones.
+        // Nobody may take these batches for torn ones. With the same checkpoint a rebuilding has come to its end.
+        self.unmarked = false;
+        self.ensure_room(Change::default(), Level::Accepted)?;
         self.checkpoint()
     }
 
@@ -232,7 +234,7 @@ impl State {
             return Ok(());
         }
         let n = holes.len() as u64;
-        self.ensure_room(Change { bytes: 4096 + 128 * n, extents: n, dead: n }, Level::Takes)?;
+        self.ensure_room(Change { bytes: 4096 + 128 * n, extents: n, dead: n }, Level::Frees)?;
         let mut packer = Packer::new(STREAM_NEW, None);
         for (block, blocks) in holes {
             let crcs = vec![!crc32c(LOST)];

@@ -45,6 +45,9 @@ pub struct LogOptions {
     pub read_only: bool,
     /// Go on without what was written last where that cannot be read, which is an error otherwise.
     pub lose_end: bool,
+    /// Open also what a rebuilding has made, before it is [marked](crate::LogDisk::mark_lost) which blocks are lost: they read as zeros, as if nothing had
+    /// ever been written there. For who marks them.
+    pub unmarked: bool,
     /// Clean nodes kept in memory, 4 to 8 KiB each. At least 16.
     pub cache_nodes: usize,
     /// Bytes that are written before a batch ends without a flush.
@@ -62,6 +65,7 @@ impl Default for LogOptions {
         LogOptions {
             read_only: false,
             lose_end: false,
+            unmarked: false,
             cache_nodes: 4096,
             batch_bytes: 4 << 20,
             checkpoint_bytes: 256 << 20,

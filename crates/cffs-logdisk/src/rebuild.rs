@@ -24,8 +24,8 @@ use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::options::LogOptions;
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
-use crate::remains::summary_at;
-use crate::scan::{next_batch, patience, read_summary};
+use crate::remains::{ReadBytes, summary_by};
+use crate::scan::{next_batch, patience, read_wanted};
 use crate::state::State;
 use crate::store::{Geometry, ImageStore, NO_SEGMENT, SegmentId, SegmentStore, parts_of};
 use crate::survey::{Known, Lines, Order, Survey};
@@ -78,8 +78,16 @@ pub fn recover_image(device: Arc<dyn Device>) -> io::Result<ImageStore> {
     ImageStore::recover(device, Some(geometry), highest)
 }
 
-/// How a device is divided, from two batches in different slots.
+/// How a device is divided, from two batches in different slots of one of its copies.
 fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
+    let found = geometry_by(device, &|at, buf| device.read_at(IoKind::Data, at, buf));
+    let others = if device.copies() < 2 { 0..0 } else { 0..device.copies() };
+    let of_copy = |copy| geometry_by(device, &|at, buf| device.read_copy(IoKind::Data, copy, at, buf)).ok();
+    found.or_else(|e| others.into_iter().find_map(of_copy).ok_or(e))
+}
+
+/// The same, in what `read` has of the device.
+fn geometry_by(device: &dyn Device, read: ReadBytes<'_>) -> io::Result<Geometry> {
     let mut first: Option<(Summary, u64)> = None;
     let step = u64::from(device.sector_size());
     let mut bytes = vec![0; 1 << 20];
@@ -87,12 +95,15 @@ fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
     while at < device.len() {
         let n = bytes.len().min((device.len() - at) as usize);
         let chunk = &mut bytes[..n];
-        if device.read_at(IoKind::Data, at, chunk).is_err() {
-            chunk.fill(0);
+        match read(at, chunk) {
+            Ok(()) => {}
+            // A copy that is missing.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(e),
+            Err(_) => chunk.fill(0),
         }
         let found = (0..n).step_by(step as usize).filter_map(|i| Some((i, Summary::length_of(chunk.get(i..)?).ok()?)));
         for (place, length) in found.map(|(i, length)| (at + i as u64, length)).collect::<Vec<_>>() {
-            let Some(s) = summary_at(device, place) else {
+            let Some(s) = summary_by(step as usize, read, place) else {
                 left = left.saturating_sub((length as u64).min(BATCH_BYTES_MAX));
                 if left == 0 {
                     return Err(corrupt("the device has more that looks like batches than can be looked at"));
@@ -126,6 +137,8 @@ fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
 /// Finds the disk on a store whose root or trees are lost, and makes a root that [`LogDisk::open`](crate::LogDisk::open) can open. See the
 /// module for what comes back. Data is not read; [`LogDisk::scrub_step`](crate::LogDisk::scrub_step) does that. Takes some 60 bytes of memory for each batch, and
 /// the map. Until the new root is written nothing that counts is overwritten, so this can be done again if it was interrupted.
+///
+/// A new map has no blocks that are lost. So it is opened only by [`LogOptions::unmarked`], until [`LogDisk::mark_lost`](crate::LogDisk::mark_lost) has said which these are.
 ///
 /// # Errors
 /// `NotFound` if there is no batch of a log disk, `Unsupported` if the main branch can be read as it is and only a new map is left to make, `StorageFull` if no segment is free for the new map; those of the store.
@@ -189,6 +202,11 @@ fn root_at(survey: &Survey, order: Order, b: &Known) -> RootRecord {
     RootRecord { segment: b.segment, offset: b.offset, epoch }
 }
 
+/// Options that take what can be read.
+fn whatever(options: &LogOptions) -> LogOptions {
+    LogOptions { read_only: true, lose_end: true, unmarked: true, ..options.clone() }
+}
+
 /// The disk as a checkpoint and all batches behind it say, if all of that can be read; and what is wrong with what it says of the use of segments, if anything is.
 fn open_whole(
     store: &Arc<dyn SegmentStore>,
@@ -197,7 +215,7 @@ fn open_whole(
     survey: &Survey,
     options: &LogOptions,
 ) -> io::Result<(State, Option<String>)> {
-    let state = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() })?;
+    let state = open_at(store.clone(), root, &whatever(options))?;
     if state.log.sequence <= last.1 {
         return Err(corrupt(format!("batch {} cannot be reached from it", last.1)));
     }
@@ -217,8 +235,7 @@ fn open_whole(
 
 /// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
 fn main_is_whole(store: &Arc<dyn SegmentStore>, root: RootRecord, last: Order, options: &LogOptions) -> bool {
-    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() })
-    else {
+    let Ok(state) = open_at(store.clone(), root, &whatever(options)) else {
         return false;
     };
     let main = state.catalog.branches.get(&MAIN_BRANCH);
@@ -324,8 +341,9 @@ impl Maker {
     fn apply(&mut self, order: Order, b: &Known) -> io::Result<()> {
         let usage = &mut self.state.usage;
         let (used, ordinals) = usage.table.get(&b.segment).map_or((0, 0), |info| (info.used, info.ordinals));
-        let s = match read_summary(&*self.state.store, self.state.log.uuid, b.segment, b.offset) {
-            Ok(s) if s.order() == order && s.offset >= used && s.first_ordinal >= ordinals => s,
+        let is_it = |s: &Summary| s.order() == order;
+        let s = match read_wanted(&*self.state.store, self.state.log.uuid, b.segment, b.offset, &is_it) {
+            Ok(s) if is_it(&s) && s.offset >= used && s.first_ordinal >= ordinals => s,
             _ => {
                 self.lost.add(format!("batch {} in segment {:#x} cannot be read again", order.1, b.segment));
                 return Ok(());
@@ -476,6 +494,8 @@ impl Maker {
         state.log.begin_anew(epoch, last.1, content);
         state.store.adopt(&state.existing())?;
         state.log.next_segment = state.store.create()?;
+        // Only who knows what was written knows which holes are lost blocks.
+        state.unmarked = true;
         state.checkpoint()?;
         for (_, line) in std::mem::take(&mut self.gone) {
             self.lost.add(line);

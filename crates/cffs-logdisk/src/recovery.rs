@@ -60,6 +60,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         map_level: 0,
         listed: 0,
         poor: BTreeMap::new(),
+        unmarked: false,
         in_vain: None,
         failed_discards: 0,
         damaged: BTreeSet::new(),
@@ -175,6 +176,9 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
     let mut state = blank(store, options);
     state.root_sequence = state.store.root()?.sequence;
     let checkpoint = state.load_checkpoint(&root)?;
+    if state.unmarked && !options.unmarked {
+        return Err(corrupt("the log disk was rebuilt, and not to its end: what is lost is not marked yet"));
+    }
     // What was empty then is needed by no batch behind it.
     let empty: Vec<SegmentId> = state.empty_segments().collect();
     for id in empty {
@@ -242,6 +246,7 @@ impl State {
             return Err(corrupt("the logical space has an impossible size"));
         }
         (self.version, self.next_id, self.next_list) = (fields.version, fields.next_id, fields.next_list);
+        self.unmarked = fields.unmarked;
         // The table first: nodes are found by it. The trees that are read for it are never moved.
         let mut table = BTreeMap::new();
         self.usage.segments.scan(&ReadAhead::new(&*self.store), &0, &mut |id, info| {

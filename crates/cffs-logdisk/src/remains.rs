@@ -2,6 +2,7 @@
 
 use crate::batch::{BATCH_BYTES_MAX, Summary};
 use cffs_device::{Device, IoKind};
+use std::io;
 
 /// Bytes from the beginning that are looked at as a whole: the lowest slots are given out first.
 const BEGINNING: u64 = 64 << 20;
@@ -33,17 +34,23 @@ pub fn has_remains(device: &dyn Device) -> bool {
     slots > 0 && spread.filter(|at| *at >= BEGINNING).any(|at| summary_at(device, at).is_some())
 }
 
-/// The summary of a batch at a byte of a device, if it is whole.
-pub(crate) fn summary_at(device: &dyn Device, at: u64) -> Option<Summary> {
-    let sector = device.sector_size() as usize;
+/// Reads bytes of a device from an offset on.
+pub(crate) type ReadBytes<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
+
+fn summary_at(device: &dyn Device, at: u64) -> Option<Summary> {
+    summary_by(device.sector_size() as usize, &|at, buf| device.read_at(IoKind::Data, at, buf), at)
+}
+
+/// The summary of a batch at a byte of a device with such sectors, if it is whole.
+pub(crate) fn summary_by(sector: usize, read: ReadBytes<'_>, at: u64) -> Option<Summary> {
     let mut bytes = vec![0; sector];
-    device.read_at(IoKind::Data, at, &mut bytes).ok()?;
+    read(at, &mut bytes).ok()?;
     let length = Summary::length_of(&bytes).ok()?;
     if length as u64 > BATCH_BYTES_MAX {
         return None;
     }
     bytes.resize(length.next_multiple_of(sector), 0);
-    device.read_at(IoKind::Data, at, &mut bytes).ok()?;
+    read(at, &mut bytes).ok()?;
     Summary::decode(bytes.get(..length)?).ok()
 }
 

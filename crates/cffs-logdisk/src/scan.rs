@@ -63,7 +63,7 @@ pub(crate) fn summary_at(store: &dyn SegmentStore, segment: SegmentId, offset: u
 }
 
 /// The same, read in some way from a segment that may have so many bytes; and its own bytes.
-fn summary_by(end: u64, get: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
+fn summary_by(end: u64, get: GetBytes<'_>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
     if u64::from(offset) + SUMMARY_BYTES as u64 > end {
         return Err(corrupt("a summary is not within its segment"));
     }
@@ -104,6 +104,46 @@ pub(crate) fn summaries<'a>(
     })
 }
 
+/// The batch at a byte of a place, if `wanted` takes it. Of a store with several copies the newest that it takes in one of them: what one has may be
+/// damaged, or from before it was written there.
+///
+/// # Errors
+/// No copy can be read.
+pub(crate) fn batch_at(
+    store: &dyn SegmentStore,
+    place: SegmentId,
+    offset: u32,
+    wanted: &dyn Fn(&Summary) -> bool,
+) -> io::Result<Option<Summary>> {
+    let found = summary_at(store, place, offset);
+    if store.copies() < 2 {
+        return found.map(|s| Some(s).filter(wanted));
+    }
+    let mut best: Option<(usize, Summary, Vec<u8>)> = None;
+    let mut differ = false;
+    for copy in 0..store.copies() {
+        let get = |at, buf: &mut [u8]| store.get_copy(copy, place, at, buf);
+        let other = match summary_by(store.segment_bytes(), &get, offset) {
+            Ok((s, bytes)) if wanted(&s) => (copy, s, bytes),
+            // Missing as a whole.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            _ => {
+                differ = true;
+                continue;
+            }
+        };
+        differ |= best.as_ref().is_some_and(|(_, _, bytes)| *bytes != other.2);
+        if best.as_ref().is_none_or(|(_, s, _)| s.order() < other.1.order()) {
+            best = Some(other);
+        }
+    }
+    let Some((copy, s, bytes)) = best else { return found.map(|s| Some(s).filter(wanted)) };
+    if differ {
+        make_equal(store, copy, place, offset.into(), &bytes);
+    }
+    Ok(Some(s))
+}
+
 /// The batch at a byte of a place, or the first behind it.
 pub(crate) fn next_batch(
     store: &dyn SegmentStore,
@@ -112,8 +152,8 @@ pub(crate) fn next_batch(
     patience: &mut u64,
     wanted: &dyn Fn(&Summary) -> bool,
 ) -> io::Result<Option<Summary>> {
-    match summary_at(store, place, at) {
-        Ok(s) if wanted(&s) => Ok(Some(s)),
+    match batch_at(store, place, at, wanted) {
+        Ok(Some(s)) => Ok(Some(s)),
         _ => {
             let range = u64::from(at) + u64::from(store.alignment())..store.segment_bytes();
             search(store, place, range, patience, wanted)
@@ -130,10 +170,37 @@ pub(crate) fn patience(bytes: u64) -> u64 {
 /// Bytes read at once in a search.
 const SEARCH_BYTES: usize = 1 << 20;
 
-/// The first batch that `wanted` takes, in a range of bytes of a segment. What cannot be read has none. Gives up when `patience` is used up.
+/// The first batch that `wanted` takes, in a range of bytes of a segment, in whichever copy of several. What cannot be read has none. Gives up when `patience` is used up.
 pub(crate) fn search(
     store: &dyn SegmentStore,
     segment: SegmentId,
+    range: Range<u64>,
+    patience: &mut u64,
+    wanted: &dyn Fn(&Summary) -> bool,
+) -> io::Result<Option<Summary>> {
+    let Range { start, mut end } = range;
+    let mut first = search_by(store, &|at, buf| store.get(segment, at, buf), start..end, patience, wanted)?;
+    if store.copies() < 2 {
+        return Ok(first);
+    }
+    for copy in 0..store.copies() {
+        // What begins before the first one of the others.
+        end = first.as_ref().map_or(end, |s| s.offset.into());
+        let get = |at, buf: &mut [u8]| store.get_copy(copy, segment, at, buf);
+        first = search_by(store, &get, start..end, patience, wanted)?.or(first);
+    }
+    // Another copy may have a newer one in its place.
+    let Some(s) = first else { return Ok(None) };
+    Ok(batch_at(store, segment, s.offset, wanted)?.or(Some(s)))
+}
+
+/// Reads bytes of a segment from an offset on.
+type GetBytes<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
+
+/// The same, in what `get` reads of the segment.
+fn search_by(
+    store: &dyn SegmentStore,
+    get: GetBytes<'_>,
     range: Range<u64>,
     patience: &mut u64,
     wanted: &dyn Fn(&Summary) -> bool,
@@ -145,7 +212,7 @@ pub(crate) fn search(
     let mut length = SEARCH_BYTES.max(step);
     while at < end {
         bytes.resize(length.min((end - at) as usize), 0);
-        match store.get(segment, at, &mut bytes) {
+        match get(at, &mut bytes) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) if length == step => {
@@ -164,8 +231,8 @@ pub(crate) fn search(
         for (i, sector) in bytes.chunks(step).enumerate() {
             let Ok(n) = Summary::length_of(sector) else { continue };
             let place = u32::try_from(at + (i * step) as u64).map_err(|_| corrupt("a segment is too long"))?;
-            match summary_at(store, segment, place) {
-                Ok(s) if wanted(&s) => return Ok(Some(s)),
+            match summary_by(store.segment_bytes(), get, place) {
+                Ok((s, _)) if wanted(&s) => return Ok(Some(s)),
                 _ => *patience = patience.saturating_sub((n as u64).min(BATCH_BYTES_MAX)),
             }
             if *patience == 0 {

@@ -1,6 +1,7 @@
 //! What all devices of a log disk do: reading, accepting writes, flushing.
 
 use crate::batch::Logical;
+use crate::catalog::MAIN_BRANCH;
 use crate::extent::BLOCK_BYTES;
 use crate::options::Compression;
 use crate::partly::Covered;
@@ -9,11 +10,11 @@ use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
 use cffs_device::{DeviceSpace, IoKind, Observed, Observer, ReadRequest, WriteRequest};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 /// Bytes of a sector of a log disk.
@@ -21,7 +22,7 @@ pub const SECTOR_BYTES: u32 = 512;
 
 /// What the devices of a log disk share.
 pub(crate) struct Shared {
-    pub(crate) state: Mutex<State>,
+    state: Mutex<State>,
     /// Held by who flushes the store; taken before the state.
     pub(crate) flushing: Mutex<()>,
     /// That of the state, without its lock, and taken after it by who has both.
@@ -32,8 +33,57 @@ pub(crate) struct Shared {
     pub(crate) len: u64,
     /// Bytes that are accepted at once: what stays free is for as many, wherever their blocks are.
     pub(crate) atomic_max: usize,
-    /// The space when it was last looked at. Who only wants to know it need not wait for a batch that is being written.
-    pub(crate) known: Mutex<Space>,
+    /// What was true when the state was let go. Who only wants to know the space does not wait for requests to the store, which are made
+    /// with the state locked.
+    known: Mutex<Known>,
+}
+
+/// What can be known of the space without the state. Whoever has written something was promised the space until the write has ended, so until
+/// then it may be missing here.
+#[derive(Clone, Copy)]
+struct Known {
+    space: Space,
+    /// What is written to the main branch over something takes space.
+    keeps_old: bool,
+}
+
+impl Known {
+    fn of(state: &State) -> Self {
+        // A block that was compressed has less space than the one that is written over it may take.
+        let compresses = state.options.compression != Compression::None;
+        let keeps_old = compresses || state.catalog.branches.get(&MAIN_BRANCH).is_none_or(|b| b.floor > 0);
+        Known { space: state.space(), keeps_old }
+    }
+}
+
+/// The state, locked. What has changed is known when it is let go.
+pub(crate) struct StateGuard<'a> {
+    state: MutexGuard<'a, State>,
+    known: &'a Mutex<Known>,
+    changed: bool,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.changed = true;
+        &mut self.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            *self.known.lock() = Known::of(&self.state);
+        }
+    }
 }
 
 /// Refuses what is not in whole sectors or leaves the disk.
@@ -80,9 +130,13 @@ impl Shared {
     pub(crate) fn new(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
         let flush_failed = state.flush_failed.clone();
-        let (known, atomic_max) = (Mutex::new(state.space()), state.atomic_max());
+        let (known, atomic_max) = (Mutex::new(Known::of(&state)), state.atomic_max());
         let (state, flushing) = (Mutex::new(state), Mutex::new(()));
         Shared { state, flushing, flush_failed, readers, store, len, atomic_max, known }
+    }
+
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        StateGuard { state: self.state.lock(), known: &self.known, changed: false }
     }
 
     /// Reads a range whose pieces `find` tells.
@@ -121,7 +175,7 @@ impl Shared {
         for (offset, bytes) in ranges {
             check_range(self.len, *offset, *bytes, io::ErrorKind::UnexpectedEof)?;
         }
-        let state = self.state.lock();
+        let state = self.lock();
         let (mut pieces, mut blocks) = (Vec::new(), 0);
         for (offset, bytes) in ranges {
             let (first, end) = blocks_of(*offset, *bytes);
@@ -145,7 +199,7 @@ impl Shared {
             return range;
         }
         let (first, behind) = blocks_of(range.start, (end - range.start) as usize);
-        let Ok(pieces) = find(&self.state.lock(), first, behind - first) else { return range };
+        let Ok(pieces) = find(&self.lock(), first, behind - first) else { return range };
         let here = together(pieces, (offset / BLOCK_BYTES as u64 - first) as usize);
         let at = |block: usize| (first + block as u64) * BLOCK_BYTES as u64;
         here.start.map_or(range.start, at).max(range.start)..here.end.map_or(range.end, at).min(range.end)
@@ -179,7 +233,8 @@ impl Shared {
     /// Accepts all requests or none.
     pub(crate) fn write_atomic(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.check_ranges(requests)?;
-        self.accept(branch, &slices(requests).collect::<Vec<_>>(), 0)
+        let pieces: Vec<Slice<'_>> = slices(requests).collect();
+        self.accept(branch, &pieces, 0)
     }
 
     /// Bytes that other writes leave to one atomic write: whoever makes those has nothing else to turn to.
@@ -198,10 +253,15 @@ impl Shared {
         let mut blocks: Vec<u64> = touched.collect();
         blocks.sort_unstable();
         blocks.dedup();
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.check()?;
         if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")));
+        }
+        if kept == 0 {
+            // Nobody was promised what an atomic write takes.
+            let known = &mut self.known.lock().space;
+            known.free = known.free.saturating_sub(blocks.len() as u64 * BLOCK_COST);
         }
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
@@ -236,33 +296,20 @@ impl Shared {
         }
         state.note_pending(pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum());
         // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.
-        let sealed = state.seal_if_long();
-        *self.known.lock() = state.space();
-        sealed
+        state.seal_if_long()
     }
 
-    /// The space for a branch. As long as there is plenty, it may be that before the write under way.
+    /// The space for a branch, without waiting for anybody.
     pub(crate) fn device_space(&self, branch: u32) -> DeviceSpace {
-        let plenty = |s: &Space| s.free > s.usable / 8;
-        let look = |state: &State| {
-            *self.known.lock() = state.space();
-            // A block that was compressed has less space than the one that is written over it may take.
-            let compresses = state.options.compression != Compression::None;
-            (state.space(), compresses || state.catalog.branches.get(&branch).is_none_or(|b| b.floor > 0))
-        };
-        let (space, keeps_old) = match self.state.try_lock() {
-            Some(state) => look(&state),
-            None => {
-                let known = *self.known.lock();
-                if plenty(&known) { (known, true) } else { look(&self.state.lock()) }
-            }
-        };
+        let Known { space, keeps_old } = *self.known.lock();
+        // Other branches began as a snapshot.
+        let keeps_old = keeps_old || branch != MAIN_BRANCH;
         let (unit, unit_cost) = (BLOCK_BYTES as u64, BLOCK_COST);
         DeviceSpace { total: space.usable, free: space.free, unit, unit_cost, keeps_old }
     }
 
     pub(crate) fn checkpoint(&self) -> io::Result<()> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.seal()?;
         state.ensure_room(Change::default(), Level::Accepted)?;
         state.checkpoint()
@@ -270,13 +317,13 @@ impl Shared {
 
     /// See [`cffs_device::Device::observe`].
     pub(crate) fn observe(&self, observer: &Arc<dyn Observer>) {
-        self.state.lock().observed = Observed::by(observer);
+        self.lock().observed = Observed::by(observer);
         self.store.observe(observer);
     }
 
     /// A disk that can only be read has nothing to store.
     pub(crate) fn finish(&self) -> io::Result<()> {
-        if self.state.lock().options.read_only { Ok(()) } else { self.checkpoint() }
+        if self.lock().options.read_only { Ok(()) } else { self.checkpoint() }
     }
 
     pub(crate) fn discard(&self, branch: u32, offset: u64, len: u64) -> io::Result<()> {
@@ -286,7 +333,7 @@ impl Shared {
         if start >= end {
             return Ok(());
         }
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.check()?;
         if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
             return Ok(());
@@ -297,7 +344,7 @@ impl Shared {
     /// What others write while the store is flushed goes into the next batch; whoever waits meanwhile shares it.
     pub(crate) fn flush(&self) -> io::Result<()> {
         let _turn = self.flushing.lock();
-        let last = self.state.lock().seal_for_flush()?;
+        let last = self.lock().seal_for_flush()?;
         let Some(last) = last else { return Ok(()) };
         let result = {
             let mut failed = self.flush_failed.lock();
@@ -305,6 +352,6 @@ impl Shared {
             *failed |= result.is_err();
             result
         };
-        self.state.lock().flushed(last, result)
+        self.lock().flushed(last, result)
     }
 }

@@ -41,8 +41,8 @@ impl State {
         self.fatal(r)
     }
 
-    /// Makes a snapshot of what is in batches. Returns its id.
-    pub(crate) fn snapshot(&mut self, branch: u32, name: &str) -> io::Result<u64> {
+    /// Makes a snapshot of what is in batches, if it costs at most so many bytes. Returns its id.
+    pub(crate) fn snapshot(&mut self, branch: u32, name: &str, costs: u64) -> io::Result<u64> {
         self.check()?;
         if name.len() > NAME_BYTES_MAX {
             return Err(invalid(format!("the name of a snapshot has at most {NAME_BYTES_MAX} bytes")));
@@ -51,7 +51,11 @@ impl State {
             return Err(not_found(format!("there is no branch {branch}")));
         }
         // With the first one the reserve grows at once. That must not come out of what programs were promised.
-        if self.space().free < self.snapshots_reserve() {
+        let reserve = self.snapshots_reserve();
+        if reserve > costs {
+            return Err(busy("the last snapshot was deleted meanwhile, so that a new one costs more"));
+        }
+        if self.space().free < reserve {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the log disk is too full for snapshots"));
         }
         let (id, version) = (self.next_id, self.version);

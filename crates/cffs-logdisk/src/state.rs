@@ -29,6 +29,8 @@ pub(crate) struct State {
     pub(crate) cache: Mutex<NodeCache>,
     /// Bytes of logical space of each branch.
     pub(crate) logical_bytes: u64,
+    /// The map was made anew, and what is lost is not marked yet.
+    pub(crate) unmarked: bool,
     pub(crate) log: Log,
     pub(crate) usage: Usage,
     pub(crate) forward: Root<ForwardLayout>,

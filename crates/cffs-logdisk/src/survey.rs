@@ -7,7 +7,7 @@
 use crate::batch::{CONTINUES, Entry, Summary};
 use crate::checkpoint::RootRecord;
 use crate::layouts::SegmentInfo;
-use crate::scan::{are_whole, patience, read_summary, search, summary_at};
+use crate::scan::{are_whole, batch_at, patience, read_summary, read_wanted, search};
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -93,11 +93,13 @@ impl Survey {
             let follows = |s: &Summary| match &last {
                 Some(l) => s.segment == l.segment && s.order() > l.order() && s.first_ordinal >= ordinals_end(l),
                 // The place may have been that of another segment.
-                None => read_summary(store, uuid, s.segment, s.offset).is_ok_and(|again| again == *s),
+                None => {
+                    read_wanted(store, uuid, s.segment, s.offset, &|again| again == s).is_ok_and(|again| again == *s)
+                }
             };
             let is_next = |s: &Summary| s.uuid == uuid && follows(s);
-            let found = match u32::try_from(at).map(|at| summary_at(store, place, at)) {
-                Ok(Ok(s)) if is_next(&s) => Some(s),
+            let found = match u32::try_from(at).map(|at| batch_at(store, place, at, &is_next)) {
+                Ok(Ok(Some(s))) => Some(s),
                 Ok(found) => {
                     self.tell_unreadable(place, at, found.err());
                     search(store, place, at + step..end, &mut left, &is_next)?

@@ -149,7 +149,7 @@ impl EngineDriver {
         if let (Some(layout), Some(disk)) = (self.setup.log_layout, &self.log_disk)
             && self.trace.faults().is_none()
         {
-            layout.work(disk, self.applied)?;
+            layout.work(fs, disk, self.applied)?;
         }
         if let (Some(layout), Some(volume)) = (self.setup.volume, &self.volume) {
             layout.work(&self.trace, volume, self.applied)?;

@@ -2,6 +2,7 @@
 
 use crate::disk::Trace;
 use cffs::device::Device;
+use cffs::{Error, Fs};
 use cffs_logdisk::{Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH};
 use std::io;
 use std::sync::Arc;
@@ -73,17 +74,29 @@ impl LogLayout {
     ///
     /// # Errors
     /// Those of the log disk, but for want of space.
-    pub fn work(self, disk: &LogDisk, nth: u64) -> io::Result<()> {
+    pub fn work(self, fs: &Fs, disk: &LogDisk, nth: u64) -> io::Result<()> {
         if !self.snapshots || !nth.is_multiple_of(WORKS_EVERY) {
             return Ok(());
         }
-        let done = self.work_step(disk, nth / WORKS_EVERY);
+        let done = self.work_step(fs, disk, nth / WORKS_EVERY);
         done.or_else(|e| if e.kind() == io::ErrorKind::StorageFull { Ok(()) } else { Err(e) })
     }
 
-    fn work_step(self, disk: &LogDisk, nth: u64) -> io::Result<()> {
+    fn work_step(self, fs: &Fs, disk: &LogDisk, nth: u64) -> io::Result<()> {
         match nth % 4 {
-            0 => drop(disk.snapshot(MAIN_BRANCH, &nth.to_string())?),
+            0 => {
+                let make = || Ok(disk.snapshot(MAIN_BRANCH, &nth.to_string())?);
+                // One that changes nothing in what is promised needs not ask the file system, and has what is in no commit yet.
+                let made = match disk.snapshot_costs() {
+                    0 => make(),
+                    costs => fs.snapshot_device(costs, make),
+                };
+                match made {
+                    // There was too little space.
+                    Err(Error::Invalid(_)) => {}
+                    other => drop(other?),
+                }
+            }
             1 => drop(disk.clean_step(CLEAN_BYTES)?),
             2 => {
                 let all = disk.snapshots();

@@ -286,6 +286,9 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
             });
         }
     }
+    if newest.kind == Kind::Mirror && !options.read_only {
+        leave_out_unwritable(&mut found, options.degraded)?;
+    }
     let read_only = options.read_only || found.iter().any(|(d, _)| d.device.read_only());
     let sector = found.iter().map(|(d, _)| d.device.sector_size()).max().unwrap_or(512);
     let mut members: Vec<(usize, MemberStatus)> = found
@@ -310,6 +313,29 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
         members: members.into_iter().map(|(_, member)| member).collect(),
         inner,
     })
+}
+
+/// Leaves out the members of a mirror that are open for reading only, if others are not. Who asks for a mirror that can be written is not to get
+/// one that cannot without a word, and nobody has agreed to do without a member unless it is to be opened `degraded`.
+fn leave_out_unwritable(found: &mut Vec<Found>, degraded: bool) -> Result<(), VolumeError> {
+    let is_written = |(d, l): &Found| !d.device.read_only() && l.superblock.own().in_sync;
+    if !found.iter().any(is_written) {
+        return Ok(());
+    }
+    if let Some((d, _)) = found.iter().find(|(d, _)| d.device.read_only())
+        && !degraded
+    {
+        let error = io::Error::new(io::ErrorKind::PermissionDenied, "it is open for reading only");
+        return Err(VolumeError::NotWritable { name: d.name.clone(), error });
+    }
+    found.retain(|(d, label)| {
+        let is_kept = !d.device.read_only();
+        if !is_kept {
+            tracing::error!(volume = %label.superblock.volume, member = %d.name, "a member of the mirror is open for reading only and is left out: make it writable");
+        }
+        is_kept
+    });
+    Ok(())
 }
 
 /// Who of the table was not found.

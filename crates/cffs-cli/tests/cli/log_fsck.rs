@@ -3,10 +3,12 @@
 use crate::log_layout::{contents_of, make_log_image, make_tree, noise};
 use crate::mounting::{Foreground, fuse_works, is_mounted, mount_point, umount, wait_until};
 use crate::tools::*;
+use cffs::device::{FileDevice, OpenMode};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 /// Bytes at which sectors begin with a magic.
 fn structures(image: &str, magic: &[u8]) -> Vec<u64> {
@@ -233,6 +235,49 @@ fn files_that_have_lost_data_by_a_rebuild_are_named() {
     ok(&["trim", &image]);
     ok(&["fsck", "-n", "--data", &image]);
     assert!(run(&["cat", &format!("{image}:/dir/large")]).stdout == data);
+}
+
+/// The same, with a repair that is killed when it has made the map, and has not looked at files yet.
+#[test]
+fn a_rebuilding_that_was_killed_is_not_used_before_it_is_ended() {
+    let dir = temp_dir();
+    let from = dir.path().join("from");
+    fs::create_dir_all(&from).unwrap();
+    let data = noise(5, 6 << 20);
+    fs::write(from.join("large"), &data).unwrap();
+    let image = make_log_image(dir.path(), &[]);
+    ok(&["import", from.to_str().unwrap(), &image]);
+    let bytes = contents(&image);
+    let at = bytes.windows(64).position(|w| w == &data[3_000_000..3_000_064]).unwrap() as u64;
+    let batch = structures(&image, b"CLB1").into_iter().filter(|b| *b < at).max().unwrap();
+    wipe(&image, &structures(&image, b"CLN1"));
+    wipe(&image, &[batch]);
+    let device = FileDevice::open(Path::new(&image), OpenMode::READ_WRITE).unwrap();
+    let store = cffs_logdisk::recover_image(Arc::new(device)).unwrap();
+    cffs_logdisk::rebuild(Arc::new(store), &cffs_logdisk::LogOptions::default()).unwrap();
+    let killed = contents(&image);
+    let out = dir.path().join("out");
+    let (mount_at, out) = (dir.path().to_str().unwrap(), out.to_str().unwrap());
+    let cat = format!("{image}:/large");
+    for (command, code) in [
+        (&["cat", &cat][..], 1),
+        (&["info", &image], 1),
+        (&["export", &image, out], 1),
+        (&["mount", &image, mount_at], 32),
+    ] {
+        fails(command, code, &["not to its end", "fsck -y"]);
+    }
+    fails(&["mount", "-o", "ro", &image, mount_at], 32, &["not to its end", "fsck -y"]);
+    fails(&["fsck", "-p", &image], 4, &["1 problem", "by hand"]);
+    fails(&["fsck", "-n", &image], 4, &["not to its end", "fsck -y"]);
+    assert!(contents(&image) == killed, "what only looks has written");
+    let out = run(&["fsck", "-y", &image]);
+    assert_eq!(out.status.code(), Some(5), "{}{}", stdout(&out), stderr(&out));
+    assert!(stdout(&out).contains("/large: data is lost from byte"), "{}", stdout(&out));
+    let out = run(&["cat", &cat]);
+    assert_ne!(out.status.code(), Some(0));
+    assert!(out.stdout == data[..out.stdout.len()], "what was read before the error is not what was written");
+    ok(&["fsck", "-n", &image]);
 }
 
 /// What a command says that found damage.

@@ -27,8 +27,7 @@ pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Re
                 ));
             }
             // Everything that was done before the call is in it.
-            fs.sync()?;
-            value(snapshots::create(disk, name)?)
+            value(snapshots::create(disk, Some(fs), name)?)
         }
         Request::SnapshotDelete { name } => value(snapshots::delete(disk, name)?),
         Request::SnapshotClone { name, clone } => value(snapshots::clone(disk, name, clone)?),
@@ -44,7 +43,7 @@ pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Re
             value(shared.jobs.send(disk.clone(), what, asker.pid, *fd)?)
         }
         Request::SnapshotReceive { name, fd } => {
-            value(shared.jobs.receive(disk.clone(), name.clone(), asker.pid, *fd)?)
+            value(shared.jobs.receive((disk.clone(), Some(shared.fs())), name.clone(), asker.pid, *fd)?)
         }
         Request::SnapshotMount { name, dir, options } => {
             if let LogView::Attached(view) = shared.view() {

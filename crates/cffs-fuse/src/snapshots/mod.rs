@@ -38,8 +38,12 @@ mod tests {
         write(&fs, "goes", b"1");
         fs.create(Caller::ROOT, dir.ino, b"old", 0o600).unwrap();
         fs.sync().unwrap();
-        create(&disk, "monday").unwrap();
-        assert!(create(&disk, "monday").is_err() && create(&disk, "a/b").is_err() && create(&disk, "").is_err());
+        create(&disk, None, "monday").unwrap();
+        assert!(
+            create(&disk, None, "monday").is_err()
+                && create(&disk, None, "a/b").is_err()
+                && create(&disk, None, "").is_err()
+        );
         write(&fs, "changes", b"2");
         write(&fs, "comes", b"2");
         fs.unlink(ROOT_INO, b"goes").unwrap();
@@ -52,7 +56,7 @@ mod tests {
         let expected = ["Changed changes", "Removed dir", "Removed goes", "Added comes", "Removed dir/old"];
         assert_eq!(told(&monday, &fs), expected);
         fs.sync().unwrap();
-        create(&disk, "tuesday").unwrap();
+        create(&disk, None, "tuesday").unwrap();
         assert_eq!(told(&monday, &open(&disk, "tuesday").unwrap()), expected);
         assert!(delete(&disk, "monday").is_err(), "it is open");
         drop(monday);
@@ -76,5 +80,121 @@ mod tests {
         assert!(list(&disk).is_empty() && delete(&disk, "monday").is_err());
         assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
         fs.close().unwrap();
+    }
+
+    /// A file system whose device is nearly full of one file, of so many bytes.
+    fn full_of_one_file() -> (Arc<LogDisk>, Arc<Fs>, cffs::Ino, usize) {
+        let store = Arc::new(MemoryStore::new(64 << 20, 256 << 10, true));
+        let disk = Arc::new(LogDisk::format(store, 256 << 20, &LogOptions::default()).unwrap());
+        let options = MkfsOptions::default().log_bytes(Some(cffs::mkfs::log_bytes_min(4096))).reserve_bp(0);
+        cffs::mkfs(&*disk, None, &options).unwrap();
+        let fs = Fs::open(disk.clone(), None, MountOptions::default().background(false)).unwrap();
+        let file = fs.create(Caller::ROOT, ROOT_INO, b"file", 0o600).unwrap().ino;
+        let mut bytes = 0;
+        // A snapshot and a little more has room.
+        while disk.space().free > disk.snapshot_costs() + (6 << 20) {
+            bytes += fs.write(Caller::ROOT, file, bytes as u64, &[1; 256 << 10]).unwrap();
+            fs.sync().unwrap();
+        }
+        (disk, fs, file, bytes)
+    }
+
+    /// Overwrites pieces of a file, to its end or as long as there is space; returns how many bytes.
+    fn overwrite(fs: &Fs, file: cffs::Ino, bytes: usize, value: u8) -> usize {
+        let mut done = 0;
+        while done < bytes {
+            match fs.write(Caller::ROOT, file, done as u64, &[value; 64 << 10]) {
+                Ok(n) => done += n,
+                Err(Error::NoSpace) => break,
+                Err(e) => panic!("{e}"),
+            }
+        }
+        done
+    }
+
+    /// Everything that was accepted is there, also after a new mount.
+    fn check_overwritten(disk: &Arc<LogDisk>, fs: Arc<Fs>, file: cffs::Ino, bytes: usize, (done, value): (usize, u8)) {
+        fs.sync().expect("what was accepted has its space");
+        fs.close().unwrap();
+        drop(fs);
+        let fs = Fs::open(disk.clone(), None, MountOptions::default().read_only(true).background(false)).unwrap();
+        let mut data = vec![0; bytes];
+        assert_eq!(fs.read(file, 0, &mut data).unwrap(), bytes);
+        assert!(data[..done].iter().all(|b| *b == value), "what was accepted is there");
+        assert!(data[done..].iter().all(|b| *b == 1), "and what was refused is not");
+        assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn data_that_is_overwritten_while_a_snapshot_is_made_keeps_its_space() {
+        let (disk, fs, file, bytes) = full_of_one_file();
+        let costs = disk.snapshot_costs();
+        assert!(costs > 0);
+        // In the last moment before it is made.
+        let mut done = 0;
+        fs.snapshot_device(costs, || {
+            done = overwrite(&fs, file, bytes, 2);
+            Ok(disk.snapshot(cffs_logdisk::MAIN_BRANCH, "one")?)
+        })
+        .unwrap();
+        check_overwritten(&disk, fs, file, bytes, (done, 2));
+    }
+
+    #[test]
+    fn a_snapshot_has_what_was_dirty_on_a_full_device() {
+        let (disk, fs, file, bytes) = full_of_one_file();
+        assert_eq!(overwrite(&fs, file, bytes, 2), bytes, "it gives back what it takes");
+        create(&disk, Some(&fs), "one").unwrap();
+        let snapshot = open(&disk, "one").unwrap();
+        let mut data = vec![0; bytes];
+        assert_eq!(snapshot.read(file, 0, &mut data).unwrap(), bytes);
+        assert!(data.iter().all(|b| *b == 2));
+        check_overwritten(&disk, fs, file, bytes, (bytes, 2));
+    }
+
+    #[test]
+    fn snapshots_beside_writers_on_a_full_device_take_nobodys_space() {
+        for round in 0..4 {
+            let (disk, fs, file, bytes) = full_of_one_file();
+            let stop = std::sync::atomic::AtomicBool::new(false);
+            let (done, value) = std::thread::scope(|scope| {
+                let writer = scope.spawn(|| {
+                    for value in 2..=255 {
+                        let done = overwrite(&fs, file, bytes, value);
+                        if done < bytes || stop.load(std::sync::atomic::Ordering::Acquire) {
+                            return (done, value);
+                        }
+                    }
+                    panic!("no snapshot was made");
+                });
+                std::thread::sleep(std::time::Duration::from_millis(20 * round));
+                // It is made, or refused as a whole.
+                let made = create(&disk, Some(&fs), "one");
+                assert!(matches!(made, Ok(_) | Err(Error::Invalid(_))), "{made:?}");
+                stop.store(true, std::sync::atomic::Ordering::Release);
+                writer.join().unwrap()
+            });
+            fs.sync().expect("what was accepted has its space");
+            let mut data = vec![0; bytes];
+            assert_eq!(fs.read(file, 0, &mut data).unwrap(), bytes);
+            assert!(data[..done].iter().all(|b| *b == value));
+            fs.close().unwrap();
+            assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn a_device_too_full_for_a_snapshot_refuses_it_and_stays_as_it_is() {
+        let (disk, fs, file, mut bytes) = full_of_one_file();
+        while disk.space().free > disk.snapshot_costs() {
+            bytes += fs.write(Caller::ROOT, file, bytes as u64, &[1; 64 << 10]).unwrap();
+            fs.sync().unwrap();
+        }
+        assert_eq!(overwrite(&fs, file, bytes, 2), bytes);
+        let error = create(&disk, Some(&fs), "one").unwrap_err().to_string();
+        assert!(error.contains("too little free space for a snapshot"), "{error}");
+        assert!(list(&disk).is_empty());
+        assert_eq!(overwrite(&fs, file, bytes, 3), bytes, "and overwriting needs no space, as before");
+        check_overwritten(&disk, fs, file, bytes, (bytes, 3));
     }
 }

@@ -7,9 +7,9 @@
 //! keeps the order of writes. So after any end, also a crash, all that comes before the last difference between the mark and the branch is there.
 
 use super::names::{FROM, Named, bytes_of, check_new, find, hexadecimal, naming, sources, visible};
-use super::upkeep::{drop_unused, finish_deletions};
+use super::upkeep::{drop_unused, finish_deletions, make};
 use cffs::device::{Device, IoKind};
-use cffs::{Error, Result};
+use cffs::{Error, Fs, Result};
 use cffs_logdisk::{
     LogDisk, Outgoing, Progress, ReceiveReport, Receiver, SendReport, SnapshotInfo, SnapshotKey, StreamHeader,
 };
@@ -108,19 +108,20 @@ impl From<io::Error> for ReceiveError {
 }
 
 /// Takes a stream in, to its end; the snapshot is there when this returns, and not before. `name` is what it is called here, if not as it is called
-/// there. Of a stream that was begun and not completed it takes the rest.
+/// there. Of a stream that was begun and not completed it takes the rest. `fs` is the file system of the disk, if that is in use.
 ///
 /// # Errors
 /// [`ReceiveError::Interrupted`] if the stream ends early; others if it does not fit what is here, and those of the log disk and of `input`.
 pub fn receive(
     disk: &LogDisk,
+    fs: Option<&Fs>,
     name: Option<&str>,
     input: &mut dyn Read,
 ) -> std::result::Result<Received, ReceiveError> {
     let _one = one()?;
     let header = StreamHeader::read(input)?;
     let name = name.unwrap_or(&header.name);
-    let Begun { branch, mark, progress } = begin(disk, &header, name)?;
+    let Begun { branch, mark, progress } = begin(disk, fs, &header, name)?;
     let device = disk.branch(branch)?;
     let has = header.from.map(|id| SnapshotKey { store: header.to.store, id });
     let mut receiver = Receiver::new(&device, has, Some(progress));
@@ -194,7 +195,7 @@ struct Begun {
 }
 
 /// Checks that a stream fits, and finds where to take it.
-fn begin(disk: &LogDisk, header: &StreamHeader, name: &str) -> Result<Begun> {
+fn begin(disk: &LogDisk, fs: Option<&Fs>, header: &StreamHeader, name: &str) -> Result<Begun> {
     if name.len() > NAME_MAX {
         return Error::invalid(format!(
             "a received snapshot has a name of at most {NAME_MAX} bytes: give it another one"
@@ -244,7 +245,7 @@ fn begin(disk: &LogDisk, header: &StreamHeader, name: &str) -> Result<Begun> {
         None => {
             set_back(disk, branch, base)?;
             let from = header.from.map_or("-".to_owned(), |id| id.to_string());
-            disk.snapshot(branch, &format!("{RECEIVING}{} {from}", header.to.id))?
+            make(disk, fs, branch, &format!("{RECEIVING}{} {from}", header.to.id))?
         }
     };
     disk.flush()?;
@@ -373,13 +374,13 @@ mod tests {
         let (source, target) = (disk(), disk());
         let write = |at: u64, byte: u8| source.write_at(IoKind::Data, at << 20, &vec![byte; 1 << 20]).unwrap();
         (0..6).for_each(|n| write(n, n as u8 + 1));
-        create(&source, "one").unwrap();
-        receive(&target, None, &mut &stream(&source, "one", None, None)[..]).unwrap();
+        create(&source, None, "one").unwrap();
+        receive(&target, None, None, &mut &stream(&source, "one", None, None)[..]).unwrap();
         (1..4).for_each(|n| write(n, n as u8 + 50));
-        create(&source, "two").unwrap();
+        create(&source, None, "two").unwrap();
         let now = contents(&source);
         let step = stream(&source, "two", Some("one"), None);
-        let half = receive(&target, None, &mut &step[..step.len() / 2]).unwrap_err();
+        let half = receive(&target, None, None, &mut &step[..step.len() / 2]).unwrap_err();
         assert!(matches!(&half, ReceiveError::Interrupted(text) if text.contains("--resume")), "{half}");
         let [rest] = &unfinished(&target).unwrap()[..] else { panic!("one stream is not complete") };
         assert!(rest.offset > 1 << 20);
@@ -387,17 +388,17 @@ mod tests {
         let (branch, _) = sources(&target)[0];
         target.branch(branch).unwrap().write_at(IoKind::Data, 1 << 20, &[0x77; 4096]).unwrap();
         let end = stream(&source, "two", Some("one"), Some(&rest.token));
-        let error = receive(&target, None, &mut &end[..]).unwrap_err();
+        let error = receive(&target, None, None, &mut &end[..]).unwrap_err();
         assert!(error.to_string().contains("not what was sent"), "{error}");
         assert!(unfinished(&target).unwrap().is_empty() && list(&target).len() == 1);
-        receive(&target, None, &mut &step[..]).unwrap();
+        receive(&target, None, None, &mut &step[..]).unwrap();
         assert!(newest(&target) == now);
         // Another stream than the one that was begun: what that has brought goes.
         write(5, 99);
-        create(&source, "three").unwrap();
+        create(&source, None, "three").unwrap();
         let step = stream(&source, "three", Some("one"), None);
-        let _ = receive(&target, Some("half"), &mut &step[..step.len() / 3]).unwrap_err();
-        receive(&target, None, &mut &stream(&source, "three", Some("two"), None)[..]).unwrap();
+        let _ = receive(&target, None, Some("half"), &mut &step[..step.len() / 3]).unwrap_err();
+        receive(&target, None, None, &mut &stream(&source, "three", Some("two"), None)[..]).unwrap();
         assert!(newest(&target) == contents(&source));
         assert_eq!(target.check(true).unwrap(), Vec::<String>::new());
         assert!(contents(&target).iter().all(|b| *b == 0), "its own file system is as it was");

@@ -11,16 +11,28 @@ const CACHE: usize = 32 << 20;
 /// Entries of dead lists that a step of a deletion gives back.
 const DELETE_ENTRIES: usize = 4096;
 
-/// Makes a snapshot of what was written so far; it is durable. Returns its number.
+/// Makes a snapshot of what was written so far, also to the file system of the main branch if that is in use; it is durable. Returns its number.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the name cannot be used or is taken; those of the log disk.
-pub fn create(disk: &LogDisk, name: &str) -> Result<u64> {
+/// [`Error::Invalid`] if the name cannot be used or is taken, or there is too little space; those of the log disk.
+pub fn create(disk: &LogDisk, fs: Option<&Fs>, name: &str) -> Result<u64> {
     let _naming = naming();
     check_new(disk, name)?;
-    let id = disk.snapshot(MAIN_BRANCH, name)?;
+    let id = make(disk, fs, MAIN_BRANCH, name)?;
     disk.flush()?;
     Ok(id)
+}
+
+/// Makes a snapshot of a branch. The file system that uses the disk has promised space of it, and nobody is to lose what was promised.
+pub(super) fn make(disk: &LogDisk, fs: Option<&Fs>, branch: u32, name: &str) -> Result<u64> {
+    let Some(fs) = fs else { return Ok(disk.snapshot(branch, name)?) };
+    loop {
+        let costs = disk.snapshot_costs();
+        match fs.snapshot_device(costs, || Ok(disk.snapshot_for(branch, name, costs)?)) {
+            Err(Error::Io(e)) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
+            made => return made,
+        }
+    }
 }
 
 /// Deletes a snapshot or a clone. Its space comes back by [`LogDisk::delete_step`].

@@ -2,10 +2,12 @@
 
 mod broken;
 mod cleaning;
+mod copies;
 mod crash_device;
 mod driver;
 mod full;
 mod limits;
+mod marking;
 mod mend;
 mod random;
 mod reading;
@@ -15,3 +17,4 @@ mod reserve;
 mod scale;
 mod stream;
 mod upkeep;
+mod waiting;

@@ -30,8 +30,14 @@ fn wipe(device: &dyn Device, places: &[u64]) {
 
 fn rebuilt(device: Arc<dyn Device>, options: &LogOptions) -> (LogDisk, RebuildReport) {
     let report = rebuild(Arc::new(recover_image(device.clone()).unwrap()), options).unwrap();
-    let disk = LogDisk::open(Arc::new(ImageStore::open(device).unwrap()), options).unwrap();
+    let options = LogOptions { unmarked: true, ..options.clone() };
+    let disk = LogDisk::open(Arc::new(ImageStore::open(device).unwrap()), &options).unwrap();
     assert_eq!(disk.len(), report.logical_bytes);
+    // One that was interrupted before is found again as it was left.
+    assert!(report.from_checkpoint || disk.is_unmarked());
+    if disk.is_unmarked() {
+        disk.mark_lost(&[]).unwrap();
+    }
     (disk, report)
 }
 
@@ -301,8 +307,8 @@ fn a_map_that_can_be_read_is_not_thrown_away() {
                     left += 1;
                 }
                 Ok(report) => {
-                    let disk =
-                        LogDisk::open(Arc::new(ImageStore::open(copy).unwrap()), &LogOptions::default()).unwrap();
+                    let options = LogOptions { unmarked: true, ..LogOptions::default() };
+                    let disk = LogDisk::open(Arc::new(ImageStore::open(copy).unwrap()), &options).unwrap();
                     let lost = zeros(&disk);
                     let is_told =
                         report.lost.iter().any(|l| l.contains("cannot be read from") || l.contains("cannot be known"));

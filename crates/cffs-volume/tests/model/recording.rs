@@ -3,6 +3,7 @@
 use crate::disk::{Disk, Power};
 use cffs_device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
 use cffs_volume::{Candidate, CreateOptions, Kind, MemberState, OpenOptions, Volume, VolumeError, create, open, probe};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 const BYTES: u64 = 4 << 20;
@@ -277,5 +278,126 @@ fn a_replacement_that_fails_leaves_the_old_member() {
         volume.close().unwrap();
         drop(volume);
         assert_eq!(first_byte(&open(&members.all()[..1], &degraded()).unwrap()), 4);
+    }
+}
+
+/// A member that cannot be written from the beginning, whatever it says then: it is dropped, the mirror goes on, and it is brought up to date when it works again.
+#[test]
+fn a_member_that_takes_no_write_at_opening_is_dropped() {
+    for member in 0..2 {
+        let members = Members::made(2);
+        write(&open(&members.all(), &options()).unwrap(), 1);
+        members.failing[member].set(Operation::Write, Fault::from_now_on());
+        members.failing[member].set(Operation::Flush, Fault::from_now_on());
+        let volume = open(&members.all(), &options()).unwrap();
+        let other = 1 - member;
+        assert_eq!((state(&volume, member), state(&volume, other)), (MemberState::Absent, MemberState::InSync));
+        assert_eq!(volume.mirror().unwrap().stats().dropped, 1);
+        assert_eq!(first_byte(&volume), 1);
+        write(&volume, 2);
+        volume.close().unwrap();
+        drop(volume);
+        members.failing[member].clear();
+        let volume = open(&members.all(), &options()).unwrap();
+        assert_eq!((first_byte(&volume), state(&volume, member)), (2, MemberState::Filling));
+        assert!(volume.mirror().unwrap().resync(None, &mut |_| true).unwrap());
+        assert_eq!(state(&volume, member), MemberState::InSync);
+        volume.close().unwrap();
+    }
+}
+
+/// A member that may not be written: nobody has agreed to do without it, so the error names it, and nothing changes. Degraded, it is left out.
+#[test]
+fn a_member_that_may_not_be_written_is_named_or_left_out() {
+    use std::io::ErrorKind;
+    for member in 0..2 {
+        for (error, opened_so) in
+            [(ErrorKind::ReadOnlyFilesystem, false), (ErrorKind::PermissionDenied, false), (ErrorKind::Other, true)]
+        {
+            let members = Members::made(2);
+            write(&open(&members.all(), &options()).unwrap(), 1);
+            let before: Vec<_> = members.memory.iter().map(|m| m.duplicate()).collect();
+            members.failing[member].set(Operation::Write, Fault::from_now_on().with_error(error));
+            let mut all = members.all();
+            if opened_so {
+                all[member].device = Arc::new(ForReading(members.memory[member].clone()));
+            }
+            let what = format!("member {member}, {error:?}");
+            match open(&all, &options()) {
+                Err(VolumeError::NotWritable { name, .. }) => assert_eq!(name, format!("disk{member}"), "{what}"),
+                other => panic!("{what}: {other:?}"),
+            }
+            for (now, before) in members.memory.iter().zip(&before) {
+                assert!(bytes_of(now) == bytes_of(before), "{what}: something was written");
+            }
+            // For reading it is as good as any.
+            let volume = open(&all, &OpenOptions { read_only: true, ..options() }).unwrap();
+            assert_eq!(first_byte(&volume), 1, "{what}");
+            drop(volume);
+            let volume = open(&all, &degraded()).unwrap();
+            assert_eq!(state(&volume, member), MemberState::Absent, "{what}");
+            assert!(!volume.read_only(), "{what}");
+            write(&volume, 2);
+            volume.close().unwrap();
+            drop(volume);
+            members.failing[member].clear();
+            let volume = open(&members.all(), &options()).unwrap();
+            assert_eq!((first_byte(&volume), state(&volume, member)), (2, MemberState::Filling), "{what}");
+            assert!(volume.mirror().unwrap().resync(None, &mut |_| true).unwrap());
+            volume.close().unwrap();
+            assert_eq!(state(&volume, member), MemberState::InSync, "{what}");
+        }
+    }
+}
+
+/// Where all members can only be read, so can the mirror.
+#[test]
+fn a_mirror_of_members_opened_for_reading_is_read() {
+    let members = Members::made(2);
+    write(&open(&members.all(), &options()).unwrap(), 1);
+    let mut all = members.all();
+    for (candidate, memory) in all.iter_mut().zip(&members.memory) {
+        candidate.device = Arc::new(ForReading(memory.clone()));
+    }
+    let volume = open(&all, &options()).unwrap();
+    assert!(volume.read_only() && first_byte(&volume) == 1);
+}
+
+fn bytes_of(device: &MemoryDevice) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES as usize];
+    device.read_at(IoKind::Data, 0, &mut bytes).unwrap();
+    bytes
+}
+
+/// A device that was opened for reading only.
+struct ForReading(Arc<MemoryDevice>);
+
+impl Device for ForReading {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn sector_size(&self) -> u32 {
+        self.0.sector_size()
+    }
+
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.0.read_vectored(kind, offset, bufs)
+    }
+
+    fn write_vectored(&self, _kind: IoKind, _offset: u64, _bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, "it was opened for reading only"))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn read_only(&self) -> bool {
+        true
     }
 }

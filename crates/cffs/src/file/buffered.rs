@@ -74,10 +74,9 @@ pub(super) fn dirty_page(
     let frags = base + (dirty.start / fs) as u64..base + dirty.end.div_ceil(fs) as u64;
     let (had, had_splits) = existed.map_or((0, 0), |(_, r, s)| (r, s));
     let mut need = needs(cx, st, frags.clone())?;
-    if old.is_empty() {
-        let there = (frags.end - frags.start).saturating_sub(need.places);
-        cx.space.check_overwrite(there, need.splits > 0, privileged)?;
-    }
+    // What is dirty already was accounted for.
+    let there = if old.is_empty() { (frags.end - frags.start).saturating_sub(need.places) } else { 0 };
+    let _overwriting = cx.space.check_overwrite(there, need.splits > 0, privileged)?;
     if need.splits > 0 && continues(cx, st, index, frags.start)? {
         need.splits -= 2;
     }

@@ -42,10 +42,10 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
     // As for one page: a write to preallocated space may use the reserve for the extent tree.
     let privileged = privileged || need.places == 0;
     let all = st.data.pages_reserved + st.data.pages_splits + need.places;
-    match cx.space.check_overwrite(n * fpb - need.places, false, privileged) {
+    let _overwriting = match cx.space.check_overwrite(n * fpb - need.places, false, privileged) {
         Err(Error::NoSpace) => return Ok(0),
         outcome => outcome?,
-    }
+    };
     let reserved = st
         .data
         .reservation(cx.space)

@@ -15,6 +15,7 @@ mod copy;
 mod create;
 mod credit;
 mod data;
+mod device_snapshot;
 mod fallocate;
 mod flags;
 mod flusher;

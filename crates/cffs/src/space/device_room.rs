@@ -44,6 +44,8 @@ pub(super) struct DeviceRoom {
     pub(super) reserve_bp: u32,
     /// Bytes of data that is not dirty in the cache and will be written ([`super::copies`]).
     claimed: u64,
+    /// Bytes that the device loses when it begins to keep what is overwritten, and from now on nobody is promised ([`super::keep_old`]).
+    pub(super) withheld: Option<u64>,
 }
 
 impl DeviceRoom {
@@ -53,12 +55,18 @@ impl DeviceRoom {
         let space = device.space()?;
         let margin = (device.atomic_max() as u64).max(64 << cache.geometry().block_shift);
         let margin = margin / space.unit * space.unit_cost;
-        Some(DeviceRoom { cache: cache.clone(), margin, reserve_bp: 0, claimed: 0 })
+        Some(DeviceRoom { cache: cache.clone(), margin, reserve_bp: 0, claimed: 0, withheld: None })
     }
 
     pub(super) fn space(&self) -> DeviceSpace {
         let none = DeviceSpace { total: 0, free: 0, unit: 4096, unit_cost: 4096, keeps_old: false };
-        self.cache.device().space().unwrap_or(none)
+        let mut space = self.cache.device().space().unwrap_or(none);
+        if let Some(bytes) = self.withheld {
+            space.keeps_old = true;
+            space.total = space.total.saturating_sub(bytes);
+            space.free = space.free.saturating_sub(bytes);
+        }
+        space
     }
 
     /// Bytes that so many fragments of data take at most.
@@ -92,6 +100,19 @@ impl DeviceRoom {
         (self.cache.dirty_data() as u64).div_ceil(frag.min(s.unit)).saturating_mul(s.unit_cost)
     }
 
+    /// Bytes that everything takes that is promised to somebody, at its worst.
+    fn promised(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
+        // Dirty data has its places reserved, unless it has had them before; and it is counted at its worst.
+        let data = self.dirty_cost(s).max(self.cost_of_frags(s, reserved.frags));
+        data.saturating_add(self.cost_of_blocks(s, reserved.blocks)).saturating_add(self.claimed)
+    }
+
+    /// Whether all that is promised can be stored, and the next commits.
+    pub(super) fn keeps_promises(&self, reserved: Reserved) -> bool {
+        let s = self.space();
+        self.promised(&s, reserved).saturating_add(2 * self.margin) <= s.free
+    }
+
     /// Bytes that can be stored besides what is reserved and dirty already.
     fn left(&self, s: &DeviceSpace, reserved: Reserved, asker: Asker) -> u64 {
         let kept = match asker {
@@ -99,10 +120,7 @@ impl DeviceRoom {
             Asker::Privileged => 2 * self.margin,
             Asker::FileSystem => 0,
         };
-        // Dirty data has its places reserved, unless it has had them before; and it is counted at its worst.
-        let data = self.dirty_cost(s).max(self.cost_of_frags(s, reserved.frags));
-        let others = data.saturating_add(self.cost_of_blocks(s, reserved.blocks)).saturating_add(self.claimed);
-        s.free.saturating_sub(others.saturating_add(kept))
+        s.free.saturating_sub(self.promised(s, reserved).saturating_add(kept))
     }
 
     /// Whether so many fragments and blocks can be stored besides what is reserved and dirty already.

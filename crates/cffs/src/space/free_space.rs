@@ -47,6 +47,10 @@ pub struct Space {
     pub(super) trimming: Mutex<()>,
     /// What is kept free while a part of the device is being emptied.
     pub(super) aside: Mutex<Option<Aside>>,
+    /// Held shared while data becomes dirty that needs no space because it overwrites other data ([`super::keep_old`]).
+    pub(super) overwriting: RwLock<()>,
+    /// Held while a snapshot of the device is made.
+    pub(super) keeping_old: Mutex<()>,
 }
 
 impl Space {
@@ -89,6 +93,8 @@ impl Space {
             pinned: Mutex::default(),
             trimming: Mutex::default(),
             aside: Mutex::default(),
+            overwriting: RwLock::default(),
+            keeping_old: Mutex::default(),
         };
         space.set_root_reserve(reserve_bp);
         Ok(space)

@@ -2,6 +2,7 @@
 
 use super::device_room::{Asker, PIECES_MAX};
 use super::free_space::Space;
+use super::keep_old::Overwriting;
 use crate::error::{Error, Result};
 
 impl Space {
@@ -29,21 +30,22 @@ impl Space {
     }
 
     /// Whether data may be written to places that a file has already: `frags` of them, which need no space unless they were never
-    /// written (`unwritten`) or the device keeps what was there.
+    /// written (`unwritten`) or the device keeps what was there. What this returns is held until the data is dirty, if it is not claimed.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
-    pub(crate) fn check_overwrite(&self, frags: u64, unwritten: bool, privileged: bool) -> Result<()> {
+    pub(crate) fn check_overwrite(&self, frags: u64, unwritten: bool, privileged: bool) -> Result<Overwriting<'_>> {
         if !self.thin || frags == 0 {
-            return Ok(());
+            return Ok(Overwriting::anywhere());
         }
+        let overwriting = Overwriting::begin(self);
         let accounting = self.accounting.lock();
-        let Some(room) = accounting.device.as_ref() else { return Ok(()) };
+        let Some(room) = accounting.device.as_ref() else { return Ok(overwriting) };
         if !unwritten && !room.space().keeps_old {
-            return Ok(());
+            return Ok(overwriting);
         }
         let asker = if privileged { Asker::Privileged } else { Asker::Program };
-        if room.affords(frags, 0, accounting.reserved(), asker) { Ok(()) } else { Err(Error::NoSpace) }
+        if room.affords(frags, 0, accounting.reserved(), asker) { Ok(overwriting) } else { Err(Error::NoSpace) }
     }
 
     /// Whether anything may be changed. Only where the device keeps what was there, also deleting takes space, and there
