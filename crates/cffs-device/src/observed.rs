@@ -1,6 +1,6 @@
 //! A wrapper that tells an observer of the requests of a device.
 
-use crate::counters::DeviceStats;
+use crate::counters::DiskStats;
 use crate::counting::CountingDevice;
 use crate::device::{Device, ReadRequest, WriteRequest};
 use crate::observer::{Observer, Part};
@@ -157,8 +157,16 @@ impl<D: Device> Device for ObservedDevice<D> {
 
 impl Disk {
     /// The counters of the disks that its requests go to in the end: its own, unless it makes requests of its own to others.
-    pub fn counters(&self) -> Vec<DeviceStats> {
+    pub fn counters(&self) -> Vec<DiskStats> {
         let below = self.inner.disks();
-        if below.is_empty() { vec![self.inner.snapshot()] } else { below }
+        if !below.is_empty() {
+            return below;
+        }
+        vec![DiskStats { number: self.number, stats: self.inner.snapshot() }]
+    }
+
+    /// Its number.
+    pub fn number(&self) -> usize {
+        self.number
     }
 }

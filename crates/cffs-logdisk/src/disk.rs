@@ -17,7 +17,7 @@ use crate::state::State;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{
-    Device, DeviceSpace, DeviceStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
+    Device, DeviceSpace, DiskStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
 };
 use parking_lot::MutexGuard;
 use std::fmt;
@@ -563,7 +563,7 @@ impl Device for BranchDevice {
         true
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.shared.store.disks()
     }
 
@@ -630,7 +630,7 @@ impl Device for LogDisk {
         true
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.shared.store.disks()
     }
 
@@ -707,7 +707,7 @@ impl Device for SnapshotDevice {
         true
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.shared.store.disks()
     }
 

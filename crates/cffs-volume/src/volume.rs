@@ -12,7 +12,7 @@ use crate::superblock::{
     volume_len,
 };
 use cffs_buf::WorkerPool;
-use cffs_device::{Device, DeviceSpace, DeviceStats, Disk, IoKind, Observer, ReadRequest, WriteRequest};
+use cffs_device::{Device, DeviceSpace, Disk, DiskStats, IoKind, Observer, ReadRequest, WriteRequest};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -292,7 +292,8 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
         .iter()
         .map(|(d, l)| {
             let (uuid, name) = (l.superblock.own().uuid, d.name.clone());
-            (l.superblock.index, MemberStatus { uuid, name, state: MemberState::InSync, outgoing: false, lacks: 0 })
+            let (index, state) = (l.superblock.index, MemberState::InSync);
+            (index, MemberStatus { uuid, name, state, outgoing: false, lacks: 0, disk: Some(index) })
         })
         .collect();
     members.sort_by_key(|(index, _)| *index);
@@ -601,7 +602,7 @@ impl Device for Volume {
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
         self.inner().observe(observer)
     }
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.inner().disks()
     }
     fn read_only(&self) -> bool {

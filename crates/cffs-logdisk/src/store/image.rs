@@ -7,7 +7,7 @@
 use super::segment_store::{Get, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
 use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
-use cffs_device::{Device, DeviceStats, Disk, IoKind, Observer, ReadRequest};
+use cffs_device::{Device, Disk, DiskStats, IoKind, Observer, ReadRequest};
 use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
@@ -301,7 +301,7 @@ impl SegmentStore for ImageStore {
         self.device.observe(observer);
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.device.counters()
     }
 

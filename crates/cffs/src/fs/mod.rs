@@ -67,10 +67,11 @@ use crate::node::{InodeCache, Locked, Node, NodeState};
 use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
+use crate::stats::DiskCounters;
 use crate::sums::Sums;
 use crate::trace::{Kind, Span, Tracer};
 use background::Background;
-use cffs_device::{CountingDevice, Device, DeviceStats, ObservedDevice, StoppableDevice};
+use cffs_device::{CountingDevice, Device, DiskStats, ObservedDevice, StoppableDevice};
 use credit::Credit;
 use orphan_list::OrphanList;
 use parking_lot::{Mutex, RwLock};
@@ -96,7 +97,7 @@ pub struct Fs {
     dev: Arc<FsDevice>,
     log_dev: Option<Arc<FsDevice>>,
     /// The counters of the disks below the device when it was mounted.
-    disks_before: Vec<DeviceStats>,
+    disks_before: Vec<DiskStats>,
     opts: MountOptions,
     geo: Arc<LiveGeometry>,
     sb: Mutex<Superblock>,
@@ -267,10 +268,11 @@ impl Fs {
     }
 
     /// Counters of the disks below the device since the mount.
-    fn disks(&self) -> Vec<crate::stats::DeviceCounters> {
+    fn disks(&self) -> Vec<DiskCounters> {
         // A member that was given to a volume meanwhile has none of before.
-        let before = self.disks_before.iter().copied().chain(std::iter::repeat_with(DeviceStats::default));
-        self.dev.disks().iter().zip(before).map(|(now, before)| (&now.since(&before)).into()).collect()
+        let before = |number| self.disks_before.iter().find(|d| d.number == number).copied().unwrap_or_default();
+        let counters = |now: &DiskStats| (&now.stats.since(&before(now.number).stats)).into();
+        self.dev.disks().iter().map(|d| DiskCounters { disk: d.number, counters: counters(d) }).collect()
     }
 
     /// Counters since the mount.
