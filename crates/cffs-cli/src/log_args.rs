@@ -1,5 +1,6 @@
 //! Where the parts of an image are: options of all commands that look into one.
 
+use cffs::device::Observed;
 use std::path::PathBuf;
 
 /// Options of all commands that look into an image.
@@ -15,4 +16,7 @@ pub struct LogArgs {
     /// Use a mirror though members are missing that are up to date
     #[arg(long)]
     pub degraded: bool,
+    /// Who learns of the requests to the disks of a log disk or a volume, from the first one on
+    #[arg(skip)]
+    pub observed: Observed,
 }

@@ -3,7 +3,7 @@
 use crate::counters::DiskStats;
 use crate::counting::CountingDevice;
 use crate::device::{Device, ReadRequest, WriteRequest};
-use crate::observer::{Observer, Part};
+use crate::observer::{Observed, Observer, Part};
 use crate::range::{total, total_mut};
 use crate::request::{IoKind, Operation};
 use parking_lot::RwLock;
@@ -163,6 +163,13 @@ impl Disk {
             return below;
         }
         vec![DiskStats { number: self.number, stats: self.inner.snapshot() }]
+    }
+
+    /// Lets it tell an observer from now on, if there is one.
+    pub fn observed_by(&self, observed: &Observed) {
+        if let Some(observer) = observed.observer() {
+            self.observe(observer);
+        }
     }
 
     /// Its number.

@@ -107,6 +107,7 @@ impl LogDisk {
     /// read; those of the store.
     pub fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<Self> {
         let _purpose = Purpose::Log.scope();
+        let _recover = options.observed.work_for_all(Work::Recover);
         Ok(Self::with(recovery::open(store, options)?))
     }
 
@@ -558,8 +559,9 @@ impl Device for BranchDevice {
         self.shared.finish()
     }
 
+    /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.shared.observe(observer);
+        self.shared.observe_unless_observed(observer);
         true
     }
 
@@ -702,8 +704,9 @@ impl Device for SnapshotDevice {
         Some(self.shared.device_space(MAIN_BRANCH))
     }
 
+    /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.shared.observe(observer);
+        self.shared.observe_unless_observed(observer);
         true
     }
 

@@ -16,7 +16,7 @@ const BUFS_MAX: usize = 512;
 
 /// A member and the byte at which its data begins.
 pub(crate) struct Part {
-    pub(crate) device: Disk,
+    pub(crate) device: Arc<Disk>,
     pub(crate) data_offset: u64,
 }
 

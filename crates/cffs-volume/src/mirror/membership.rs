@@ -148,9 +148,7 @@ impl Mirror {
     fn disk(&self, state: &mut State, of: &Candidate) -> Arc<Disk> {
         let disk = Disk::numbered(state.next_disk, of.device.clone());
         state.next_disk += 1;
-        if let Some(observer) = self.observed.read().observer() {
-            disk.observe(observer);
-        }
+        disk.observed_by(&self.observed.read());
         Arc::new(disk)
     }
 

@@ -177,6 +177,7 @@ pub(crate) struct MirrorParts {
     pub(crate) bitmap_sequence: u64,
     /// Most requests to members that one request makes at once.
     pub(crate) depth: usize,
+    pub(crate) observed: Observed,
 }
 
 /// Several members that each have everything. Reads go to the one that has least to do; what it cannot read comes from another one and
@@ -237,7 +238,7 @@ impl Mirror {
             shadow: Shadow::default(),
             pool: WorkerPool::new("cffs-mirror", parts.depth),
             counters: Counters::default(),
-            observed: RwLock::default(),
+            observed: RwLock::new(parts.observed),
         }
     }
 
