@@ -61,8 +61,14 @@ pub fn disk_of(file: FileDevice, path: &Path, parts: &LogArgs) -> anyhow::Result
     if begins != Some(Ours::LogDisk) {
         return Ok(Disk { dev: below, file, volume, log_disk: None });
     }
-    let options = LogOptions { read_only: below.read_only(), unmarked: parts.unmarked, ..LogOptions::default() };
-    let opened = ImageStore::open(below).and_then(|store| LogDisk::open(Arc::new(store), &options));
+    let options = LogOptions {
+        read_only: below.read_only(),
+        unmarked: parts.unmarked,
+        observed: parts.observed.clone(),
+        ..LogOptions::default()
+    };
+    let opened =
+        ImageStore::open_observed(below, &parts.observed).and_then(|store| LogDisk::open(Arc::new(store), &options));
     let log_disk = Arc::new(opened.map_err(|e| {
         let advice = match e.kind() {
             std::io::ErrorKind::InvalidData => {

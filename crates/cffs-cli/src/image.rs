@@ -8,6 +8,7 @@ use crate::signature::{self, Ours};
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
+use cffs::trace::MountTrace;
 use cffs::{Error, Fs, Geometry, MountOptions, Superblock};
 use cffs_fuse::snapshots;
 use cffs_logdisk::LogDisk;
@@ -118,8 +119,20 @@ impl Image {
 
     /// Lets the engine mount it.
     pub fn mount(self, options: MountOptions) -> anyhow::Result<Arc<Fs>> {
+        self.mount_with(|dev, log_dev| Fs::open(dev, log_dev, options))
+    }
+
+    /// The same, where it was opened under a trace.
+    pub fn mount_traced(self, options: MountOptions, trace: &MountTrace) -> anyhow::Result<Arc<Fs>> {
+        self.mount_with(|dev, log_dev| Fs::open_traced(dev, log_dev, options, trace))
+    }
+
+    fn mount_with(
+        self,
+        open: impl FnOnce(Arc<dyn Device>, Option<Arc<dyn Device>>) -> cffs::Result<Arc<Fs>>,
+    ) -> anyhow::Result<Arc<Fs>> {
         let log_dev = self.log_dev.map(|d| d as Arc<dyn Device>);
-        Fs::open(self.dev, log_dev, options).map_err(|e| engine_error(e, &self.path.display().to_string()))
+        open(self.dev, log_dev).map_err(|e| engine_error(e, &self.path.display().to_string()))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where the parts of an image are: options of all commands that look into one.
 
+use cffs::device::Observed;
 use std::path::PathBuf;
 
 /// Options of all commands that look into an image.
@@ -18,4 +19,7 @@ pub struct LogArgs {
     /// Open also a log disk that was rebuilt and whose lost blocks are not marked yet.
     #[arg(skip)]
     pub unmarked: bool,
+    /// Who learns of the requests to the disks of a log disk or a volume, from the first one on
+    #[arg(skip)]
+    pub observed: Observed,
 }

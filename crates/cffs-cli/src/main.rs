@@ -11,6 +11,7 @@ mod convert;
 mod damage_as_zeros;
 mod device;
 mod disk;
+mod disks_below;
 mod dump;
 mod exit;
 mod export;

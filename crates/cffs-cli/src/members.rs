@@ -37,8 +37,8 @@ pub fn open_volume(file: &Arc<FileDevice>, named: &Path, parts: &LogArgs) -> any
         files.push(other);
         found.push((path, is_named));
     }
-    let wanted = OpenOptions { degraded: parts.degraded, read_only, close_on_drop: true, ..OpenOptions::default() };
-    let look = OpenOptions { read_only: true, ..wanted.clone() };
+    let look = OpenOptions { degraded: parts.degraded, read_only: true, close_on_drop: true, ..OpenOptions::default() };
+    let wanted = OpenOptions { read_only, observed: parts.observed.clone(), ..look.clone() };
     // A look first: what is wrong is told before anything is changed.
     let volume = loop {
         match cffs_volume::open(&candidates, &look) {
@@ -52,11 +52,12 @@ pub fn open_volume(file: &Arc<FileDevice>, named: &Path, parts: &LogArgs) -> any
             Err(e) => return Err(advise(e, named, &places)),
         }
     };
-    if use_sectors_of_the_format(&files, &volume)? || !read_only {
-        drop(volume);
-        return cffs_volume::open(&candidates, &wanted).map(Arc::new).map_err(|e| advise(e, named, &places));
-    }
-    Ok(Arc::new(volume))
+    use_sectors_of_the_format(&files, &volume)?;
+    // The numbers of disks are those of members, as far as all are there.
+    let order: Vec<String> = volume.members().into_iter().map(|m| m.name).collect();
+    candidates.sort_by_key(|c| order.iter().position(|name| *name == c.name));
+    drop(volume);
+    cffs_volume::open(&candidates, &wanted).map(Arc::new).map_err(|e| advise(e, named, &places))
 }
 
 /// Which of the candidates an error is about, if the volume can do without it: it was once a member, and happens to lie where one is looked for; or
@@ -102,12 +103,12 @@ fn advise(e: VolumeError, named: &Path, places: &str) -> anyhow::Error {
     anyhow!("{name}: {e}{more}")
 }
 
-/// As for a single image: direct I/O of whole sectors cannot transfer single fragments that are smaller. Says whether that was changed.
-fn use_sectors_of_the_format(files: &[Arc<FileDevice>], volume: &Volume) -> anyhow::Result<bool> {
+/// As for a single image: direct I/O of whole sectors cannot transfer single fragments that are smaller.
+fn use_sectors_of_the_format(files: &[Arc<FileDevice>], volume: &Volume) -> anyhow::Result<()> {
     let sector = volume.sector_size();
     let mut block = vec![0; (sector as usize).max(SUPERBLOCK_SIZE)];
     if volume.len() < block.len() as u64 || volume.read_at(IoKind::Super, 0, &mut block).is_err() {
-        return Ok(false);
+        return Ok(());
     }
     let smaller = Superblock::decode(&block).is_ok_and(|sb| sector > 1 << sb.frag_shift.clamp(9, 16));
     if smaller {
@@ -115,7 +116,7 @@ fn use_sectors_of_the_format(files: &[Arc<FileDevice>], volume: &Volume) -> anyh
             file.use_buffered()?;
         }
     }
-    Ok(smaller)
+    Ok(())
 }
 
 /// What a user should know of a volume that is used: members that are missing or lack something.

@@ -7,13 +7,15 @@
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::image::Image;
 use crate::log;
+use crate::log_args::LogArgs;
 use crate::members;
 use crate::mount_options::{self, Options};
 use crate::remount;
 use crate::scrape;
 use crate::second_place;
 use anyhow::{Context, anyhow, bail};
-use cffs::device::OpenMode;
+use cffs::device::{Observed, OpenMode};
+use cffs::trace::MountTrace;
 use cffs_fuse::control::{Control, Request};
 use cffs_fuse::{BlockMount, JobOutcome, LogView, MountConfig, ViewOptions, places_of, snapshots};
 use clap::{Args, ValueHint};
@@ -227,7 +229,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
     if args.foreground || args.serve {
         serve(args, &image, &dir, options)
     } else if args.fake {
-        open(&image, &options, true)?;
+        open(&image, &options, true, None)?;
         Ok(0)
     } else {
         start_server(args, &image, &dir)
@@ -296,21 +298,22 @@ pub fn enter_namespace(namespace: &OsString) -> anyhow::Result<()> {
         .with_context(|| format!("{}: cannot enter the mount namespace", path.display()))
 }
 
-fn open(image: &Path, options: &Options, read_only: bool) -> anyhow::Result<Image> {
-    let open = |read_only: bool| {
+/// Opens the image, or the snapshot of it. With a trace, that has what its disks are asked from the first moment on.
+fn open(image: &Path, options: &Options, read_only: bool, trace: Option<&MountTrace>) -> anyhow::Result<Image> {
+    let open_for = |read_only: bool, observed: Observed| {
         let mode = if read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
-        Image::open(image, &options.parts, mode)
+        Image::open(image, &LogArgs { observed, ..options.parts.clone() }, mode)
     };
+    let open = |read_only| open_for(read_only, trace.map(|t| Observed::by(&t.observer())).unwrap_or_default());
     let read_only = read_only || options.engine.read_only;
     let opened = match &options.snapshot {
         // Nothing is written for a snapshot, so others may read the image as well.
-        Some(name) => open(true).and_then(|opened| {
-            let is_snapshot = opened.log_disk.as_ref().map(|disk| snapshots::is_snapshot(disk, name));
-            if read_only || is_snapshot.is_none_or(|known| known.unwrap_or(true)) {
-                return opened.at_snapshot(name);
-            }
-            drop(opened);
-            open(false)?.at_snapshot(name)
+        // What the name is, a look tells.
+        Some(name) => open_for(true, Observed::default()).and_then(|look| {
+            let is_snapshot = look.log_disk.as_ref().map(|disk| snapshots::is_snapshot(disk, name));
+            let only_reads = read_only || is_snapshot.is_none_or(|known| known.unwrap_or(true));
+            drop(look);
+            open(only_reads)?.at_snapshot(name)
         }),
         None => open(read_only),
     };
@@ -384,7 +387,9 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     let name = image.display().to_string();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).exit_code(exit::mount::SYSTEM)?;
     let path = image;
-    let image = match open(path, &options, false) {
+    let trace = MountTrace::new(options.engine.trace);
+    let mounting = trace.mounting();
+    let image = match open(path, &options, false, Some(&trace)) {
         Ok(image) => image,
         // Somebody else was mounting it at the same time, and was faster.
         Err(e) => match second_place::first_of(path) {
@@ -410,6 +415,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         ..with_defaults
     };
     options.engine.read_only |= image.dev.read_only();
+    trace.set_classes(options.engine.trace);
     match (&image.log_disk, options.compression) {
         (Some(log_disk), Some(compression)) => log_disk.set_compression(compression),
         (None, Some(_)) => {
@@ -422,7 +428,8 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     warnings.iter().for_each(|what| eprintln!("cffs: warning: {name}: {what}"));
     let scraped = options.scrape.map(scrape::bind).transpose().exit_code(exit::mount::FAILED)?;
     let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
-    let fs = image.mount(options.engine)?;
+    let fs = image.mount_traced(options.engine, &trace)?;
+    drop(mounting);
     let interrupted = signals.pending().next().is_some();
     let attach = || match block {
         Some(block) => cffs_fuse::mount_block(fs.clone(), block, dir, &options.config),

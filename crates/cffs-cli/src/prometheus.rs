@@ -1,5 +1,6 @@
 //! Counters of a mount in the text format of Prometheus.
 
+use crate::disks_below::{DiskBelow, disks_below, volume_of};
 use cffs::stats::{DeviceCounters, FsStats};
 use cffs_fuse::volume::{State, VolumeReport};
 use serde_json::Value;
@@ -32,6 +33,11 @@ impl Text {
             let labels = [image, ("number", &number.to_string()), ("member", &m.uuid), ("name", &m.name)];
             self.sample("cffs_volume_member_up", &labels, up.into());
         }
+        self.family("cffs_volume_member_lacks_bytes", "Bytes that are still to be copied to a member");
+        for m in &volume.members {
+            let labels = [image, ("member", &m.uuid), ("name", &m.name)];
+            self.sample("cffs_volume_member_lacks_bytes", &labels, m.lacks_bytes);
+        }
         let Some(m) = &volume.mirror else { return };
         for (name, help, value) in [
             ("cffs_mirror_failed", "1 if no change can be recorded any more", u64::from(m.failed)),
@@ -47,10 +53,61 @@ impl Text {
         }
     }
 
+    /// What devices were asked: three families whose names begin with `prefix`, about `what`. Each device has labels that name it.
+    fn requests(&mut self, prefix: &str, what: &str, devices: &[(Vec<(&str, &str)>, &DeviceCounters)]) {
+        let name = format!("{prefix}_requests_total");
+        self.family(&name, &format!("Requests of {what} by purpose"));
+        for (labels, d) in devices {
+            for (purpose, p) in &d.purposes {
+                let of = [p.read_requests, p.write_requests, p.flushes, p.discards];
+                for (operation, n) in ["read", "write", "flush", "discard"].into_iter().zip(of) {
+                    self.sample(&name, &with(labels, &[("purpose", purpose), ("operation", operation)]), n);
+                }
+            }
+        }
+        let name = format!("{prefix}_bytes_total");
+        self.family(&name, &format!("Bytes that {what} were asked to read and write, by purpose"));
+        for (labels, d) in devices {
+            for (purpose, p) in &d.purposes {
+                for (operation, n) in [("read", p.read_bytes), ("write", p.write_bytes)] {
+                    self.sample(&name, &with(labels, &[("purpose", purpose), ("operation", operation)]), n);
+                }
+            }
+        }
+        let name = format!("{prefix}_errors_total");
+        self.family(&name, &format!("Requests of {what} that failed"));
+        for (labels, d) in devices {
+            let errors = d.kinds.values().fold((0, 0), |(r, w), k| (r + k.read_errors, w + k.write_errors));
+            for (operation, n) in [("read", errors.0), ("write", errors.1), ("flush", d.flush_errors)] {
+                self.sample(&name, &with(labels, &[("operation", operation)]), n);
+            }
+        }
+    }
+
+    /// The same of the disks below a log disk or a volume.
+    fn disks(&mut self, image: (&str, &str), disks: &[DiskBelow<'_>]) {
+        let known = disks.iter().filter_map(|d| Some((d, d.number?.to_string(), d.counters?)));
+        let known: Vec<(&DiskBelow<'_>, String, &DeviceCounters)> = known.collect();
+        let mut labelled = Vec::new();
+        for (d, number, counters) in &known {
+            let mut labels = vec![image, ("disk", number.as_str()), ("name", d.name)];
+            labels.extend(d.member.map(|m| ("member", m.uuid.as_str())));
+            labelled.push((labels, *counters));
+        }
+        if !labelled.is_empty() {
+            self.requests("cffs_disk", "the disks below a log disk or a volume", &labelled);
+        }
+    }
+
     fn put(&mut self, what: std::fmt::Arguments<'_>) {
         // Writing to a string cannot fail.
         let _ = self.0.write_fmt(what);
     }
+}
+
+/// Labels, and some more.
+fn with<'a>(labels: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    [labels, more].concat()
 }
 
 /// The value of a label: a backslash, a quote and a line end are escaped.
@@ -66,33 +123,9 @@ pub fn text(image: &str, counters: &Value) -> serde_json::Result<String> {
     let stats: FsStats = serde_json::from_value(counters.clone())?;
     let mut t = Text(String::new());
     let image = ("image", image);
-    let devices: Vec<(&str, &DeviceCounters)> =
-        [("data", &stats.device)].into_iter().chain(stats.log_device.as_ref().map(|d| ("log", d))).collect();
-    let purposes = || devices.iter().flat_map(|(name, d)| d.purposes.iter().map(move |(p, counts)| (*name, p, counts)));
-
-    t.family("cffs_device_requests_total", "Requests of the devices by purpose");
-    for (device, purpose, p) in purposes() {
-        let of =
-            [("read", p.read_requests), ("write", p.write_requests), ("flush", p.flushes), ("discard", p.discards)];
-        for (operation, n) in of {
-            let labels = [image, ("device", device), ("purpose", purpose), ("operation", operation)];
-            t.sample("cffs_device_requests_total", &labels, n);
-        }
-    }
-    t.family("cffs_device_bytes_total", "Bytes that were read and written, by purpose");
-    for (device, purpose, p) in purposes() {
-        for (operation, n) in [("read", p.read_bytes), ("write", p.write_bytes)] {
-            let labels = [image, ("device", device), ("purpose", purpose), ("operation", operation)];
-            t.sample("cffs_device_bytes_total", &labels, n);
-        }
-    }
-    t.family("cffs_device_errors_total", "Requests that failed");
-    for (device, d) in &devices {
-        let errors = d.kinds.values().fold((0, 0), |(r, w), k| (r + k.read_errors, w + k.write_errors));
-        for (operation, n) in [("read", errors.0), ("write", errors.1), ("flush", d.flush_errors)] {
-            t.sample("cffs_device_errors_total", &[image, ("device", device), ("operation", operation)], n);
-        }
-    }
+    let log = stats.log_device.as_ref().map(|d| (vec![image, ("device", "log")], d));
+    let devices: Vec<_> = [(vec![image, ("device", "data")], &stats.device)].into_iter().chain(log).collect();
+    t.requests("cffs_device", "the devices", &devices);
     t.family("cffs_messages_total", "Messages of the kernel by kind");
     for (kind, n) in counters["fuse"].as_object().into_iter().flatten() {
         if let Some(n) = n.as_u64() {
@@ -141,8 +174,10 @@ pub fn text(image: &str, counters: &Value) -> serde_json::Result<String> {
             t.sample("cffs_checksums_total", &[image, ("result", result)], n);
         }
     }
-    if let Ok(Some(volume)) = serde_json::from_value::<Option<VolumeReport>>(counters["volume"].clone()) {
-        t.volume(image, &volume);
+    let volume = volume_of(counters);
+    t.disks(image, &disks_below(&stats, volume.as_ref(), image.1));
+    if let Some(volume) = &volume {
+        t.volume(image, volume);
     }
     Ok(t.0)
 }
@@ -156,11 +191,23 @@ mod tests {
     fn each_family_has_a_type_before_its_samples_and_values_are_escaped() {
         let mut counters = serde_json::to_value(FsStats::default()).unwrap();
         counters["fuse"] = serde_json::json!({"lookup": 7, "server": {"pid": 1}});
-        counters["device"]["purposes"]["log"] = serde_json::json!({"read_requests": 1, "write_requests": 2,
-            "read_bytes": 3, "write_bytes": 4, "flushes": 5, "discards": 6});
+        let purposes = serde_json::json!({"log": {"read_requests": 1, "write_requests": 2, "read_bytes": 3, "write_bytes": 4,
+            "flushes": 5, "discards": 6}});
+        counters["device"]["purposes"] = purposes.clone();
+        // Of two members, the second of which is not there any more.
+        let disk = serde_json::json!({"disk": 4, "kinds": {}, "purposes": purposes, "flushes": 5, "latency": {}});
+        counters["disks"] = serde_json::json!([disk]);
+        let member = |uuid, state, disk: Option<usize>| serde_json::json!({"uuid": uuid, "name": "/dev/sdb", "state": state, "lacks_bytes": 12, "disk": disk});
+        counters["volume"] = serde_json::json!({"uuid": "u", "kind": "mirror", "stripe_unit": 0, "bytes": 1,
+            "members": [member("m1", "in-sync", Some(4)), member("m2", "absent", None)], "mirror": null, "work": null});
         let text = text("a\"b\\c\nd", &counters).unwrap();
         assert!(text.contains(r#"cffs_messages_total{image="a\"b\\c\nd",kind="lookup"} 7"#), "{text}");
-        assert!(text.contains(r#"purpose="log",operation="flush"} 5"#), "{text}");
+        assert!(text.contains(r#"device="data",purpose="log",operation="flush"} 5"#), "{text}");
+        assert!(text.contains(r#"disk="4",name="/dev/sdb",member="m1",purpose="log",operation="flush"} 5"#), "{text}");
+        assert!(
+            !text.contains(r#"member="m2",purpose"#) && text.contains(r#"member="m2",name="/dev/sdb"} 0"#),
+            "{text}"
+        );
         let mut families = BTreeSet::new();
         for line in text.lines() {
             match line.strip_prefix("# TYPE ") {

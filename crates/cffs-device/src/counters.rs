@@ -195,6 +195,15 @@ pub struct DeviceStats {
     pub flush_latency: Latency,
 }
 
+/// What was requested of a disk that a log disk or a volume stands on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Its number, which no other one has had since the device above was opened. An observer gets the same.
+    pub number: usize,
+    /// Its counters.
+    pub stats: DeviceStats,
+}
+
 impl DeviceStats {
     /// The counters of one kind.
     pub fn kind(&self, kind: IoKind) -> &KindStats {

@@ -1,6 +1,6 @@
 //! The trait that everything above is written against.
 
-use crate::counters::DeviceStats;
+use crate::counters::DiskStats;
 use crate::observer::Observer;
 use crate::request::IoKind;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -159,7 +159,7 @@ pub trait Device: Send + Sync {
         self.below().is_some_and(|d| d.observe(observer))
     }
     /// The counters of the disks below, of a device that makes requests of its own; otherwise nothing.
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.below().map_or_else(Vec::new, Device::disks)
     }
     /// True for a device that cannot be written.

@@ -1,6 +1,6 @@
 //! [`Device`] for pointers to devices, so that a wrapper can hold `Arc<dyn Device>` or a device itself.
 
-use crate::counters::DeviceStats;
+use crate::counters::DiskStats;
 use crate::device::{Device, DeviceSpace, ReadRequest, WriteRequest};
 use crate::observer::Observer;
 use crate::request::IoKind;
@@ -80,7 +80,7 @@ macro_rules! forward {
             fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
                 (**self).observe(observer)
             }
-            fn disks(&self) -> Vec<DeviceStats> {
+            fn disks(&self) -> Vec<DiskStats> {
                 (**self).disks()
             }
             fn read_only(&self) -> bool {

@@ -28,7 +28,7 @@ mod range;
 mod request;
 mod stoppable;
 
-pub use counters::{DeviceStats, KindStats, Latency, PurposeStats};
+pub use counters::{DeviceStats, DiskStats, KindStats, Latency, PurposeStats};
 pub use counting::CountingDevice;
 pub use device::{Device, DeviceSpace, ReadRequest, WriteRequest};
 pub use failing::{FailingDevice, Fault};

@@ -1,9 +1,9 @@
 //! A wrapper that tells an observer of the requests of a device.
 
-use crate::counters::DeviceStats;
+use crate::counters::DiskStats;
 use crate::counting::CountingDevice;
 use crate::device::{Device, ReadRequest, WriteRequest};
-use crate::observer::{Observer, Part};
+use crate::observer::{Observed, Observer, Part};
 use crate::range::{total, total_mut};
 use crate::request::{IoKind, Operation};
 use parking_lot::RwLock;
@@ -157,8 +157,23 @@ impl<D: Device> Device for ObservedDevice<D> {
 
 impl Disk {
     /// The counters of the disks that its requests go to in the end: its own, unless it makes requests of its own to others.
-    pub fn counters(&self) -> Vec<DeviceStats> {
+    pub fn counters(&self) -> Vec<DiskStats> {
         let below = self.inner.disks();
-        if below.is_empty() { vec![self.inner.snapshot()] } else { below }
+        if !below.is_empty() {
+            return below;
+        }
+        vec![DiskStats { number: self.number, stats: self.inner.snapshot() }]
+    }
+
+    /// Lets it tell an observer from now on, if there is one.
+    pub fn observed_by(&self, observed: &Observed) {
+        if let Some(observer) = observed.observer() {
+            self.observe(observer);
+        }
+    }
+
+    /// Its number.
+    pub fn number(&self) -> usize {
+        self.number
     }
 }

@@ -24,6 +24,8 @@ pub struct Part {
 pub enum Work {
     /// A log disk writes what many have written, as one batch.
     Batch,
+    /// A log disk is opened: its map is read, and what was written after its last checkpoint is recovered.
+    Recover,
     /// A log disk stores its map.
     Checkpoint,
     /// A log disk makes space usable again.

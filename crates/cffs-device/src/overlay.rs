@@ -1,6 +1,6 @@
 //! A device whose writes stay in memory, over another that is only read.
 
-use crate::counters::DeviceStats;
+use crate::counters::DiskStats;
 use crate::device::{Device, DeviceSpace, ReadRequest};
 use crate::observer::Observer;
 use crate::range::{check_read, check_write, chunks, total, total_mut};
@@ -129,7 +129,7 @@ impl Device for OverlayDevice {
         self.inner.observe(observer)
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.inner.disks()
     }
 

@@ -50,6 +50,9 @@ pub struct MemberReport {
     pub outgoing: bool,
     /// Bytes that are still to be copied to it.
     pub lacks_bytes: u64,
+    /// The number of its disk in counters and traces, if it is there.
+    #[serde(default)]
+    pub disk: Option<usize>,
 }
 
 /// What a member is at the moment.
@@ -173,6 +176,7 @@ impl VolumeReport {
             },
             outgoing: m.outgoing,
             lacks_bytes: m.lacks,
+            disk: m.disk,
         };
         let members: Vec<MemberReport> = volume.members().into_iter().map(member).collect();
         let missing = members.iter().filter(|m| matches!(m.state, State::Filling | State::Absent)).count() as u64;

@@ -17,7 +17,7 @@ use crate::state::State;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{
-    Device, DeviceSpace, DeviceStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
+    Device, DeviceSpace, DiskStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
 };
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -106,6 +106,7 @@ impl LogDisk {
     /// read; those of the store.
     pub fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<Self> {
         let _purpose = Purpose::Log.scope();
+        let _recover = options.observed.work_for_all(Work::Recover);
         Ok(Self::with(recovery::open(store, options)?))
     }
 
@@ -578,12 +579,13 @@ impl Device for BranchDevice {
         self.shared.finish()
     }
 
+    /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.shared.observe(observer);
+        self.shared.observe_unless_observed(observer);
         true
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.shared.store.disks()
     }
 
@@ -650,7 +652,7 @@ impl Device for LogDisk {
         true
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.shared.store.disks()
     }
 
@@ -722,12 +724,13 @@ impl Device for SnapshotDevice {
         Some(self.shared.device_space(MAIN_BRANCH))
     }
 
+    /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.shared.observe(observer);
+        self.shared.observe_unless_observed(observer);
         true
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.shared.store.disks()
     }
 

@@ -1,5 +1,7 @@
 //! Settings of a log disk.
 
+use cffs_device::Observed;
+
 /// How extents are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
@@ -58,6 +60,8 @@ pub struct LogOptions {
     pub compression: Compression,
     /// How the cleaner chooses.
     pub policy: CleanPolicy,
+    /// Who learns of what it does for many, also while it is opened. Of the requests of its store that learns by itself.
+    pub observed: Observed,
 }
 
 impl Default for LogOptions {
@@ -71,6 +75,7 @@ impl Default for LogOptions {
             checkpoint_bytes: 256 << 20,
             compression: Compression::None,
             policy: CleanPolicy::Greedy,
+            observed: Observed::default(),
         }
     }
 }

@@ -70,7 +70,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         readers: Arc::new(RwLock::new(())),
         flush_failed: Arc::default(),
         failed: None,
-        observed: cffs_device::Observed::default(),
+        observed: options.observed.clone(),
         for_batch: cffs_device::ForWhom::default(),
         for_checkpoint: cffs_device::ForWhom::default(),
     }

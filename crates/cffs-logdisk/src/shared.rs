@@ -321,6 +321,14 @@ impl Shared {
         self.store.observe(observer);
     }
 
+    /// The same, but who observes already goes on.
+    pub(crate) fn observe_unless_observed(&self, observer: &Arc<dyn Observer>) {
+        let observed = self.state.lock().observed.observer().is_some();
+        if !observed {
+            self.observe(observer);
+        }
+    }
+
     /// A disk that can only be read has nothing to store.
     pub(crate) fn finish(&self) -> io::Result<()> {
         if self.lock().options.read_only { Ok(()) } else { self.checkpoint() }

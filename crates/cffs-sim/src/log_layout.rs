@@ -1,7 +1,7 @@
 //! The log layout: a log disk on a simulated device, with the file system on it.
 
 use crate::disk::Trace;
-use cffs::device::Device;
+use cffs::device::{Device, Observed};
 use cffs::{Error, Fs};
 use cffs_logdisk::{Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH};
 use std::io;
@@ -65,9 +65,10 @@ impl LogLayout {
     }
 
     /// Opens the one on the first device of a trace.
-    pub fn open(self, trace: &Trace, read_only: bool) -> io::Result<Arc<LogDisk>> {
-        let store = ImageStore::open(trace.device(0))?;
-        Ok(Arc::new(LogDisk::open(Arc::new(store), &self.options(read_only))?))
+    pub fn open(self, trace: &Trace, read_only: bool, observed: &Observed) -> io::Result<Arc<LogDisk>> {
+        let store = ImageStore::open_observed(trace.device(0), observed)?;
+        let options = LogOptions { observed: observed.clone(), ..self.options(read_only) };
+        Ok(Arc::new(LogDisk::open(Arc::new(store), &options)?))
     }
 
     /// Background work after the `nth` operation: what a mount does in idle time, and snapshots that come and go.
@@ -127,7 +128,8 @@ pub fn is_log_disk(trace: &Trace) -> bool {
 pub fn open_checked(trace: &Trace) -> Result<Arc<LogDisk>, String> {
     let layout =
         LogLayout { compression: Compression::None, thin: 1, segment_bytes: 0, batch_bytes: 4 << 20, snapshots: false };
-    let disk = layout.open(trace, true).map_err(|e| format!("the log disk cannot be opened: {e}"))?;
+    let disk =
+        layout.open(trace, true, &Observed::default()).map_err(|e| format!("the log disk cannot be opened: {e}"))?;
     let problems = disk.check(true).map_err(|e| format!("the log disk cannot be checked: {e}"))?;
     if problems.is_empty() { Ok(disk) } else { Err(format!("the log disk: {}", problems.join("; "))) }
 }

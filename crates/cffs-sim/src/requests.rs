@@ -61,8 +61,8 @@ impl Requests {
         let own = if stats.disks.is_empty() { Place::Disk(0) } else { Place::Logical };
         let log = stats.log_device.as_ref().map(|log| (Place::LogDevice, log));
         // Of a member that is gone nobody has the counters any more.
-        let there = stats.disks.iter().enumerate().filter(|_| without_faults(disks));
-        let below = there.map(|(n, disk)| (Place::Disk(n as u64), disk));
+        let there = stats.disks.iter().filter(|_| without_faults(disks));
+        let below = there.map(|d| (Place::Disk(d.disk as u64), &d.counters));
         for (place, counted) in [(own, &stats.device)].into_iter().chain(log).chain(below) {
             let traced = traced.devices.entry(place).or_insert_with(zeros);
             if *traced != counted.purposes {
@@ -91,7 +91,8 @@ fn before(disks: &Trace, fs: &Fs) -> Option<Vec<Asked>> {
         let counted = sum(counted);
         std::array::from_fn(|i| asked[i].wrapping_sub(counted[i]))
     };
-    (!counted.is_empty()).then(|| disks.asked().into_iter().zip(&counted).map(rest).collect())
+    (!counted.is_empty())
+        .then(|| disks.asked().into_iter().zip(counted.iter().map(|d| &d.counters)).map(rest).collect())
 }
 
 impl Traced {
@@ -167,9 +168,8 @@ fn divides(causes: &Causes) -> bool {
 fn counters_agree(fs: &Fs) -> Result<(), String> {
     let stats = fs.stats();
     let log = stats.log_device.as_ref().map(|log| ("the log device", log));
-    let disk = |counters| ("a disk", counters);
     let all = [("the device", &stats.device)].into_iter().chain(log);
-    all.clone().chain(stats.disks.iter().map(disk)).try_for_each(|(name, counters)| {
+    all.clone().chain(stats.disks.iter().map(|d| ("a disk", &d.counters))).try_for_each(|(name, counters)| {
         sums_agree(counters).and_then(|()| readers_do_not_write(counters)).map_err(|what| format!("{name}: {what}"))
     })?;
     all.into_iter().try_for_each(|(name, counters)| purposes_fit(counters).map_err(|what| format!("{name}: {what}")))

@@ -4,8 +4,8 @@ use crate::disk::{Image, Trace};
 use crate::log_layout::{self, LogLayout};
 use crate::volume::{self, VolumeLayout};
 use cffs::check::{CheckOptions, Report};
-use cffs::device::Device;
-use cffs::trace::Classes;
+use cffs::device::{Device, Observed};
+use cffs::trace::{Classes, MountTrace};
 use cffs::{AtimeMode, DirectWrite, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, mkfs};
 use cffs_logdisk::LogDisk;
 use cffs_volume::{DATA_OFFSET, Volume};
@@ -245,8 +245,8 @@ impl Setup {
     pub(crate) fn open_to_repair(&self, trace: &Trace) -> io::Result<Devices> {
         let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
         let device: Arc<dyn Device> = match (self.log_layout, self.volume) {
-            (Some(layout), _) => layout.open(trace, false)?,
-            (_, Some(volume)) => volume.open(trace, false)?,
+            (Some(layout), _) => layout.open(trace, false, &Observed::default())?,
+            (_, Some(volume)) => volume.open(trace, false, &Observed::default())?,
             _ => trace.device(0),
         };
         Ok((device, log))
@@ -297,16 +297,23 @@ impl Setup {
             trace.ignore_flushes();
         }
         let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
+        let traced = MountTrace::new(options.trace);
+        let _mounting = traced.mounting();
+        let observed = Observed::by(&traced.observer());
         if let Some(layout) = self.volume {
-            let volume = layout.open(trace, options.read_only)?;
-            let fs = Fs::open(volume.clone(), log, options)?;
+            let volume = layout.open(trace, options.read_only, &observed)?;
+            let fs = Fs::open_traced(volume.clone(), log, options, &traced)?;
             return Ok(Mounted { fs, log_disk: None, volume: Some(volume) });
         }
         let Some(layout) = self.log_layout else {
-            return Fs::open(trace.device(0), log, options).map(|fs| Mounted { fs, log_disk: None, volume: None });
+            return Fs::open_traced(trace.device(0), log, options, &traced).map(|fs| Mounted {
+                fs,
+                log_disk: None,
+                volume: None,
+            });
         };
-        let disk = layout.open(trace, options.read_only)?;
-        let fs = Fs::open(disk.clone(), log, options)?;
+        let disk = layout.open(trace, options.read_only, &observed)?;
+        let fs = Fs::open_traced(disk.clone(), log, options, &traced)?;
         if !fs.is_read_only() {
             fs.trim_after_crash()?;
         }

@@ -1,7 +1,7 @@
 //! Volumes: a file system on several simulated devices, of which one may be gone for a while.
 
 use crate::disk::{Image, Trace};
-use cffs::device::Device;
+use cffs::device::{Device, Observed};
 use cffs_volume::{
     BLOCK_BYTES, Candidate, CreateOptions, DATA_OFFSET, Kind, MemberState, OpenOptions, Volume, VolumeError,
 };
@@ -74,15 +74,16 @@ impl VolumeLayout {
     }
 
     /// Opens it, with all members that are not gone.
-    pub fn open(self, trace: &Trace, read_only: bool) -> io::Result<Arc<Volume>> {
+    pub fn open(self, trace: &Trace, read_only: bool, observed: &Observed) -> io::Result<Arc<Volume>> {
         if !read_only && let Some(gone) = self.gone {
             trace.lose(gone);
         }
         let there = || (0..self.members).filter(|n| !trace.is_gone(*n) && self.only.is_none_or(|only| only == *n));
-        let first = open_some(trace, there(), read_only);
+        let options = || OpenOptions { observed: observed.clone(), ..options_of(read_only) };
+        let first = open_some(trace, there(), options());
         match first {
             // A member that fails at this moment is told; then it is tried again, without that member if it is gone.
-            Err(_) if trace.faults().is_some_and(|plan| plan.hit().is_some()) => open_some(trace, there(), read_only),
+            Err(_) if trace.faults().is_some_and(|plan| plan.hit().is_some()) => open_some(trace, there(), options()),
             first => first,
         }
     }
@@ -116,9 +117,9 @@ fn options_of(read_only: bool) -> OpenOptions {
     OpenOptions { degraded: true, read_only, depth: 1, ..OpenOptions::default() }
 }
 
-fn open_some(trace: &Trace, numbers: impl Iterator<Item = usize>, read_only: bool) -> io::Result<Arc<Volume>> {
+fn open_some(trace: &Trace, numbers: impl Iterator<Item = usize>, options: OpenOptions) -> io::Result<Arc<Volume>> {
     let given: Vec<Candidate> = numbers.map(|n| VolumeLayout::member(trace, n)).collect();
-    Ok(Arc::new(cffs_volume::open(&given, &options_of(read_only))?))
+    Ok(Arc::new(cffs_volume::open(&given, &options)?))
 }
 
 /// Whether the first device of a trace is a member of a volume.
@@ -139,7 +140,7 @@ pub fn is_volume(trace: &Trace) -> bool {
 pub fn open_to_check(trace: &Trace) -> Result<Arc<Volume>, String> {
     let is_member = |n: &usize| matches!(cffs_volume::probe(&*trace.device(*n)), Ok(Some(_)));
     let there: Vec<usize> = (0..trace.images().len()).filter(is_member).collect();
-    open_some(trace, there.into_iter(), true).map_err(|e| format!("the volume cannot be opened: {e}"))
+    open_some(trace, there.into_iter(), options_of(true)).map_err(|e| format!("the volume cannot be opened: {e}"))
 }
 
 /// The members of a mirror that have, each alone, everything that was promised, by what their superblocks say. Empty if it is no mirror.
@@ -166,7 +167,9 @@ pub fn alone(images: &[Image], member: usize) -> Vec<Image> {
 /// # Errors
 /// Those of the mirror; and that members are not equal then.
 pub fn bring_together(trace: &Trace, layout: VolumeLayout, discards: bool, scrubs: bool) -> Result<bool, String> {
-    let volume = layout.open(trace, false).map_err(|e| format!("the volume cannot be opened again: {e}"))?;
+    let volume = layout
+        .open(trace, false, &Observed::default())
+        .map_err(|e| format!("the volume cannot be opened again: {e}"))?;
     let Some(mirror) = volume.mirror() else { return Ok(false) };
     if !mirror.resync(None, &mut |_| true).map_err(|e| format!("resync: {e}"))? {
         return Err("the resync was not complete".into());

@@ -4,7 +4,7 @@ use crate::buffers::{Cutter, CutterMut, total, total_mut};
 use crate::layout::Layout;
 use cffs_buf::WorkerPool;
 use cffs_device::{
-    Device, DeviceSpace, DeviceStats, Disk, IoKind, Observer, OnBehalf, ReadRequest, WriteRequest, check_read,
+    Device, DeviceSpace, Disk, DiskStats, IoKind, Observer, OnBehalf, ReadRequest, WriteRequest, check_read,
     check_write, clip_discard,
 };
 use parking_lot::Mutex;
@@ -16,7 +16,7 @@ const BUFS_MAX: usize = 512;
 
 /// A member and the byte at which its data begins.
 pub(crate) struct Part {
-    pub(crate) device: Disk,
+    pub(crate) device: Arc<Disk>,
     pub(crate) data_offset: u64,
 }
 
@@ -298,7 +298,7 @@ impl Device for Striped {
         true
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.parts.iter().flat_map(|p| p.device.counters()).collect()
     }
 

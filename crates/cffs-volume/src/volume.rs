@@ -12,9 +12,12 @@ use crate::superblock::{
     volume_len,
 };
 use cffs_buf::WorkerPool;
-use cffs_device::{Device, DeviceSpace, DeviceStats, Disk, IoKind, Observer, ReadRequest, WriteRequest};
+use cffs_device::{
+    Device, DeviceSpace, Disk, DiskStats, IoKind, Observed, Observer, Purpose, ReadRequest, WriteRequest,
+};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// The stripe unit where none is chosen, in bytes.
@@ -56,11 +59,19 @@ pub struct OpenOptions {
     pub depth: usize,
     /// The volume is closed ([`Volume::close`]) when it is dropped. An error is only logged then.
     pub close_on_drop: bool,
+    /// Who learns of the requests to the members, also of those with which it is opened.
+    pub observed: Observed,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { degraded: false, read_only: false, depth: 16, close_on_drop: false }
+        OpenOptions {
+            degraded: false,
+            read_only: false,
+            depth: 16,
+            close_on_drop: false,
+            observed: Observed::default(),
+        }
     }
 }
 
@@ -236,16 +247,42 @@ enum Inner {
     Mirror(Arc<Mirror>),
 }
 
-/// A member that was found.
-type Found = (Candidate, Label);
+/// A member that was found, whose requests are counted and told.
+type Found = (FoundDisk, Label);
 
-/// Opens the volume that these devices are the members of, in any order.
+/// See [`Found`].
+struct FoundDisk {
+    /// The device is the disk.
+    at: Candidate,
+    disk: Arc<Disk>,
+}
+
+impl Deref for FoundDisk {
+    type Target = Candidate;
+    fn deref(&self) -> &Candidate {
+        &self.at
+    }
+}
+
+impl FoundDisk {
+    /// The disk with this number.
+    fn new(number: usize, at: &Candidate, observed: &Observed) -> FoundDisk {
+        let disk = Arc::new(Disk::numbered(number, at.device.clone()));
+        disk.observed_by(observed);
+        FoundDisk { at: Candidate::new(at.name.clone(), disk.clone()), disk }
+    }
+}
+
+/// Opens the volume that these devices are the members of, in any order. In counters and traces the disks have the numbers of this order, from 0.
 ///
 /// # Errors
 /// Any [`VolumeError`]. Nothing is changed then, unless it is an error of a device.
 pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, VolumeError> {
+    // Whom these requests are for is known to nobody but who opens it; that a volume can be used again after a crash is what they are made for.
+    let _purpose = Purpose::Log.scope();
     let mut found: Vec<Found> = Vec::new();
-    for d in devices {
+    for (number, d) in devices.iter().enumerate() {
+        let d = FoundDisk::new(number, d, &options.observed);
         let label = d.label()?;
         let sb = &label.superblock;
         if let Some((first, other)) = found.first()
@@ -262,7 +299,7 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
             let (first, second) = (first.name.clone(), d.name.clone());
             return Err(VolumeError::GivenTwice { first, second, member: sb.own().uuid });
         }
-        found.push((d.clone(), label));
+        found.push((d, label));
     }
     // Of two with the same generation the one that is in sync knows better.
     let newest = |(_, l): &&Found| (l.superblock.generation, l.superblock.own().in_sync);
@@ -295,7 +332,8 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
         .iter()
         .map(|(d, l)| {
             let (uuid, name) = (l.superblock.own().uuid, d.name.clone());
-            (l.superblock.index, MemberStatus { uuid, name, state: MemberState::InSync, outgoing: false, lacks: 0 })
+            let (disk, state) = (Some(d.disk.number()), MemberState::InSync);
+            (l.superblock.index, MemberStatus { uuid, name, state, outgoing: false, lacks: 0, disk })
         })
         .collect();
     members.sort_by_key(|(index, _)| *index);
@@ -385,16 +423,13 @@ fn open_striped(
         Kind::Stripe => Layout::Stripe { unit: newest.unit, members: need as u64 },
         _ => Layout::Concat(ends.collect()),
     };
-    let part = |(number, (d, label)): (usize, Found)| Part {
-        device: Disk::numbered(number, d.device),
-        data_offset: label.superblock.data_offset,
-    };
+    let part = |(d, label): Found| Part { device: d.disk, data_offset: label.superblock.data_offset };
     Ok(Striped {
         layout,
         len: volume_len(newest.kind, newest.unit, newest.region, &newest.members).unwrap_or(0),
         sector,
         read_only,
-        parts: found.into_iter().enumerate().map(part).collect(),
+        parts: found.into_iter().map(part).collect(),
         pool: WorkerPool::new("cffs-stripe", options.depth.max(1)),
     })
 }
@@ -408,7 +443,7 @@ fn open_mirror(
     let len = newest.members[0].data_len;
     let count = len.div_ceil(newest.region) as u32;
     let mut members: Vec<Member> = Vec::new();
-    for (number, entry) in newest.members.iter().enumerate() {
+    for entry in &newest.members {
         let mut member = Member::new(entry.uuid, String::new(), entry.in_sync, entry.last_generation, count);
         member.outgoing = entry.outgoing;
         if let Some((d, label)) = found.iter().find(|(_, l)| l.superblock.own().uuid == entry.uuid) {
@@ -424,7 +459,7 @@ fn open_mirror(
             } else if member.in_sync {
                 member.last_generation = sb.generation;
             }
-            (member.name, member.device) = (d.name.clone(), Some(Arc::new(Disk::numbered(number, d.device.clone()))));
+            (member.name, member.device) = (d.name.clone(), Some(d.disk.clone()));
             (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
         }
         members.push(member);
@@ -489,6 +524,7 @@ fn open_mirror(
         dirty,
         bitmap_sequence,
         depth: options.depth.max(1),
+        observed: options.observed.clone(),
     });
     if !read_only {
         if !options.degraded {
@@ -627,7 +663,7 @@ impl Device for Volume {
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
         self.inner().observe(observer)
     }
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.inner().disks()
     }
     fn read_only(&self) -> bool {

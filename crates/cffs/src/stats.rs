@@ -67,6 +67,18 @@ impl From<&DeviceStats> for DeviceCounters {
     }
 }
 
+/// Requests to a disk below a log disk or a volume.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DiskCounters {
+    /// Its number, as in a trace. No other disk has it as long as the file system is mounted.
+    #[serde(default)]
+    pub disk: usize,
+    /// What was requested of it.
+    #[serde(flatten)]
+    pub counters: DeviceCounters,
+}
+
 /// Counters of the cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -145,7 +157,7 @@ pub struct FsStats {
     pub log_device: Option<DeviceCounters>,
     /// The same for each disk below the device, where that is a log disk or a volume, which makes requests of its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub disks: Vec<DeviceCounters>,
+    pub disks: Vec<DiskCounters>,
     /// Bytes of the longest request to the device.
     #[serde(default)]
     pub max_request: u64,

@@ -1,6 +1,7 @@
 //! `cffs top`: what a mount is doing at this moment, and for whom.
 
 mod costs;
+mod disks;
 mod sample;
 mod screen;
 mod terminal;
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant};
 
 const KEYS_HELP: &str = "\
 Keys:
-  d, o, p, m   The table has directories, operations, requests by purpose, messages of the kernel; Tab: the next one
+  d, o, p      The table has directories, operations, requests by purpose
+  k, m         Or disks below a log disk or a volume, messages of the kernel; Tab: the next table
   s            Sort by the next column (S: by the one before)
   t            What was in the last interval, for a second; or sums since the beginning
   +, -         A longer interval, a shorter one
@@ -29,7 +31,7 @@ Keys:
 /// Show what a mounted file system is doing, and for whom
 ///
 /// Requests of the device by purpose, what is used of what group reads bring, cache, log, space, background work; and a table of
-/// the directories or the operations that cost most. For these it records a trace, unless somebody else does. It takes root, or
+/// the directories or the operations that cost most, or of the disks below a log disk or a volume. For these it records a trace, unless somebody else does. It takes root, or
 /// the user who mounted.
 #[derive(Args, Debug)]
 #[command(after_help = KEYS_HELP)]
@@ -107,7 +109,8 @@ fn batch(source: &mut Source, interval: Duration, n: u32, ends: &AtomicBool) -> 
         let now = source.sample()?;
         let between = Between { before: &before, now: &now };
         let mut lines = screen::overview(&between);
-        for table in [Table::Directories, Table::Operations, Table::Purposes] {
+        let disks = (!between.now.stats.disks.is_empty()).then_some(Table::Disks);
+        for table in [Table::Directories, Table::Operations, Table::Purposes].into_iter().chain(disks) {
             let view = View { table, column: table.first_column(), total: false };
             let note = source.without_trace.as_deref();
             let table = screen::table(&between, view, note, &|directory| source.path(directory), BATCH_ROWS);
@@ -191,11 +194,13 @@ impl Live {
             KeyCode::Char('d') => self.show(Table::Directories),
             KeyCode::Char('o') => self.show(Table::Operations),
             KeyCode::Char('p') => self.show(Table::Purposes),
+            KeyCode::Char('k') => self.show(Table::Disks),
             KeyCode::Char('m') => self.show(Table::Messages),
             KeyCode::Tab => self.show(match self.view.table {
                 Table::Directories => Table::Operations,
                 Table::Operations => Table::Purposes,
-                Table::Purposes => Table::Messages,
+                Table::Purposes => Table::Disks,
+                Table::Disks => Table::Messages,
                 Table::Messages => Table::Directories,
             }),
             KeyCode::Char('s') => self.view.column = (self.view.column + 1) % columns,

@@ -1,11 +1,13 @@
 //! What the mount tells from time to time.
 
 use super::costs::{Cost, Costs, NO_DIRECTORY, OTHERS};
+use crate::disks_below::volume_of;
 use crate::text::printable;
 use anyhow::Context;
 use cffs::stats::FsStats;
 use cffs::trace::{Classes, Item, Kind, Reader, frame};
 use cffs_fuse::control::{Control, ControlError, Request, TRACE_READ_BYTES};
+use cffs_fuse::volume::VolumeReport;
 use rustix::io::Errno;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -37,6 +39,10 @@ pub struct Sample {
     pub stats: FsStats,
     /// Messages of the kernel by kind.
     pub messages: BTreeMap<String, u64>,
+    /// The image.
+    pub image: String,
+    /// The volume below, if there is one.
+    pub volume: Option<VolumeReport>,
     /// The log disk below, if there is one.
     pub log_disk: Value,
     /// A scrub, a regroup: what they say.
@@ -80,6 +86,8 @@ impl Source {
         Ok(Sample {
             at: Instant::now(),
             messages,
+            image: self.image.clone(),
+            volume: volume_of(&value),
             log_disk: value["log_disk"].clone(),
             read_only: value["read_only"] == true,
             failed: value["failed"] == true,

@@ -1,11 +1,11 @@
 //! The picture: lines of text for two samples.
 
 use super::costs::Cost;
+use super::disks;
 use super::sample::{Between, Sample};
 use cffs::device::PurposeStats;
 use cffs::trace::Kind;
 use serde_json::Value;
-use std::cmp::Ordering;
 
 /// What the table below shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Table {
     Operations,
     /// Requests of the device by purpose.
     Purposes,
+    /// Requests of the disks below a log disk or a volume.
+    Disks,
     /// Messages of the kernel.
     Messages,
 }
@@ -41,7 +43,7 @@ impl Table {
     pub fn columns(self) -> &'static [&'static str] {
         match self {
             Table::Directories | Table::Operations => &COSTS,
-            Table::Purposes => &REQUESTS,
+            Table::Purposes | Table::Disks => &REQUESTS,
             Table::Messages => &["messages"],
         }
     }
@@ -51,6 +53,7 @@ impl Table {
             Table::Directories => "directory",
             Table::Operations => "operation",
             Table::Purposes => "purpose",
+            Table::Disks => "disk",
             Table::Messages => "message",
         }
     }
@@ -59,7 +62,7 @@ impl Table {
     pub fn first_column(self) -> usize {
         match self {
             Table::Directories | Table::Operations => 3,
-            Table::Purposes | Table::Messages => 0,
+            Table::Purposes | Table::Disks | Table::Messages => 0,
         }
     }
 }
@@ -68,8 +71,7 @@ impl Table {
 pub type Line = (String, bool);
 
 /// What the last line says of keys.
-const KEYS: &str =
-    "d directories  o operations  p purposes  m messages   s sort  t total/now  + - interval  space pause  q quit";
+const KEYS: &str = "d directories  o operations  p purposes  k disks  m messages   s sort  t total/now  + - interval  space pause  q quit";
 
 /// The picture, as many lines as there is room for. `path` knows the paths of directories.
 pub fn lines<'a>(
@@ -109,6 +111,12 @@ pub fn table<'a>(
     let mut lines = vec![(format!("{title}  {} ({when})", view.table.title()), true)];
     if let Some(note) = note.filter(|_| matches!(view.table, Table::Directories | Table::Operations)) {
         lines.push((format!("  {note}"), false));
+    }
+    if view.table == Table::Disks && b.now.stats.disks.is_empty() {
+        lines.push((
+            "  the file system is on a single disk: what that gets is in the table of purposes (p)".into(),
+            false,
+        ));
     }
     for (name, numbers) in rows(b, view, path) {
         let mut line = String::new();
@@ -151,6 +159,11 @@ fn size(bytes: u64) -> String {
 fn device(s: &Sample, of: impl Fn(&PurposeStats) -> u64) -> u64 {
     let all = s.stats.device.purposes.values().chain(s.stats.log_device.iter().flat_map(|d| d.purposes.values()));
     all.map(of).sum()
+}
+
+/// The sum over all purposes of the disks below.
+fn below(s: &Sample, of: impl Fn(&PurposeStats) -> u64) -> u64 {
+    s.stats.disks.iter().flat_map(|d| d.counters.purposes.values()).map(of).sum()
 }
 
 /// What does not depend on the table.
@@ -196,6 +209,20 @@ pub fn overview(b: &Between<'_>) -> Vec<String> {
         space(now),
         format!("background  {}", background(b)),
     ];
+    if !now.stats.disks.is_empty() {
+        let rate = |of: fn(&PurposeStats) -> u64| b.rate(|s| below(s, of));
+        lines.push(format!(
+            "disks       {} reads/s  {} writes/s  {} flushes/s   {} MB/s read  {} MB/s written",
+            number(rate(|p| p.read_requests)),
+            number(rate(|p| p.write_requests)),
+            number(rate(|p| p.flushes)),
+            number(rate(|p| p.read_bytes) / 1e6),
+            number(rate(|p| p.write_bytes) / 1e6)
+        ));
+    }
+    if let Some(volume) = &now.volume {
+        lines.push(format!("volume      {}", disks::summary(volume)));
+    }
     if let Value::Object(disk) = &now.log_disk {
         let bytes = |name: &str| disk.get(name).and_then(Value::as_u64).unwrap_or(0);
         lines.push(format!(
@@ -247,6 +274,9 @@ fn background(b: &Between<'_>) -> String {
             outcome => all.push(format!("{name}: {}", outcome.as_str().unwrap_or("failed"))),
         }
     }
+    if let Some((what, done, of)) = b.now.volume.as_ref().and_then(disks::work) {
+        all.push(format!("members: {what}, {} of {}", size(done), size(of)));
+    }
     let moved = b.now.stats.maintenance.bytes_moved;
     if moved > 0 {
         let rate = b.rate(|s| s.stats.maintenance.bytes_moved) as u64;
@@ -273,6 +303,7 @@ fn rows<'a>(b: &Between<'_>, view: View, path: &dyn Fn(u64) -> &'a str) -> Vec<(
                 .collect()
         }
         Table::Purposes => purposes(b, view.total, per),
+        Table::Disks => return disks::rows(b, view.column, view.total, per),
         Table::Messages => {
             let before = |kind: &String| if view.total { 0 } else { b.before.messages.get(kind).copied().unwrap_or(0) };
             let all = b.now.messages.iter();
@@ -281,29 +312,21 @@ fn rows<'a>(b: &Between<'_>, view: View, path: &dyn Fn(u64) -> &'a str) -> Vec<(
     };
     // What is the rest of a division is nothing.
     rows.retain(|(_, numbers)| numbers.iter().any(|n| *n > 1e-6));
-    let by = |numbers: &[f64]| numbers.get(view.column).copied().unwrap_or(0.0);
-    rows.sort_by(|a, b| match by(&b.1).total_cmp(&by(&a.1)) {
-        Ordering::Equal => a.0.cmp(&b.0),
-        other => other,
-    });
+    rows.sort_by(|a, b| disks::order(view.column, a, b));
     rows
 }
 
 fn purposes(b: &Between<'_>, total: bool, per: f64) -> Vec<(String, Vec<f64>)> {
-    let numbers = |p: &PurposeStats| {
-        [p.read_requests, p.write_requests, p.flushes, p.read_bytes, p.write_bytes].map(|n| n as f64)
-    };
     let all = |s: &Sample, name: &String| {
         let devices = std::iter::once(&s.stats.device).chain(&s.stats.log_device);
         devices
             .filter_map(|d| d.purposes.get(name))
-            .map(numbers)
+            .map(disks::numbers)
             .fold([0.0; 5], |sum, n| std::array::from_fn(|i| sum[i] + n[i]))
     };
     let row = |name: &String| {
         let (now, before) = (all(b.now, name), all(b.before, name));
-        let unit = [1.0, 1.0, 1.0, 1e6, 1e6];
-        (0..5).map(|i| (now[i] - if total { 0.0 } else { before[i] }) / unit[i] / per).collect()
+        (0..5).map(|i| (now[i] - if total { 0.0 } else { before[i] }) / per).collect()
     };
     b.now.stats.device.purposes.keys().map(|name| (name.clone(), row(name))).collect()
 }

@@ -55,6 +55,25 @@ fn a_mount_answers_a_scrape_and_the_rules_and_the_dashboard_ask_for_what_it_tell
     assert!(get(port, "/").is_none());
     assert_eq!(families(&text), families(&ok(&["stats", "--prometheus", &name])));
     assert!(text.contains(&format!("cffs_failed{{image=\"{image}\"}} 0\n")), "{text}");
+    // A mirror tells of its members and their disks as well.
+    let below = dir.path().join("mirror");
+    fs::create_dir_all(&below).unwrap();
+    let [a, b] = ["a", "b"].map(|n| below.join(n).to_str().unwrap().to_owned());
+    ok(&["mkfs", "--mirror", "--data-sums", "--size", "40M", &a, &b]);
+    let (mirror_path, mirror) = mount_point(&below);
+    let mirror_port = free_port();
+    ok(&["mount", "-o", &format!("scrape={mirror_port}"), &a, &mirror]);
+    let _mirrored = Mounted(mirror_path);
+    let of_mirror = get(mirror_port, "/metrics").expect("an answer");
+    assert_eq!(families(&of_mirror), families(&ok(&["stats", "--prometheus", &mirror])));
+    for (number, name) in [&a, &b].into_iter().enumerate() {
+        let reads = format!("cffs_disk_requests_total{{image=\"{a}\",disk=\"{number}\",name=\"{name}\",member=\"");
+        assert!(of_mirror.lines().any(|l| l.starts_with(&reads) && l.contains("operation=\"write\"} ")), "{of_mirror}");
+    }
+    assert!(!text.contains("cffs_disk_") && families(&of_mirror).is_superset(&families(&text)));
+    if have(&[Need::Program("promtool")]) {
+        check_metrics(&of_mirror);
+    }
     // Where somebody listens already, nothing is mounted.
     let other = dir.path().join("other");
     fs::create_dir_all(&other).unwrap();
@@ -69,12 +88,13 @@ fn a_mount_answers_a_scrape_and_the_rules_and_the_dashboard_ask_for_what_it_tell
     assert!(dashboard["panels"].as_array().unwrap().len() > 10);
     for asked in ["grafana/cffs.json", "prometheus/cffs.rules.yml"] {
         let asked = named(&fs::read_to_string(contrib(asked)).unwrap());
-        let missing: Vec<&String> = asked.iter().filter(|name| !families(&text).contains(*name)).collect();
+        let missing: Vec<&String> = asked.iter().filter(|name| !families(&of_mirror).contains(*name)).collect();
         assert!(!asked.is_empty() && missing.is_empty(), "{missing:?}");
     }
     if have(&[Need::Program("prometheus")]) {
-        a_prometheus_reads_it(dir.path(), port, &image);
+        a_prometheus_reads_it(dir.path(), [port, mirror_port], &image);
     }
+    umount(&mirror);
     umount(&name);
     assert!(get(port, "/metrics").is_none(), "nobody answers for a mount that has ended");
 }
@@ -89,12 +109,22 @@ impl Drop for Running {
     }
 }
 
-fn a_prometheus_reads_it(dir: &Path, port: u16, image: &str) {
+/// Lets promtool read an answer.
+fn check_metrics(text: &str) {
+    let mut tool = Command::new("promtool");
+    tool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut tool = tool.spawn().unwrap();
+    tool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let out = tool.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+fn a_prometheus_reads_it(dir: &Path, [port, of_mirror]: [u16; 2], image: &str) {
     let config = dir.join("prometheus.yml");
     let rules = contrib("prometheus/cffs.rules.yml").canonicalize().unwrap();
     let text = format!(
         "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n  - job_name: cffs\n    \
-         static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n",
+         static_configs: [{{targets: ['127.0.0.1:{port}', '127.0.0.1:{of_mirror}']}}]\n",
         rules.display()
     );
     fs::write(&config, text).unwrap();
@@ -111,14 +141,19 @@ fn a_prometheus_reads_it(dir: &Path, port: u16, image: &str) {
         let answer: Value = serde_json::from_str(&get(own, &format!("/api/v1/query?query={expression}"))?).ok()?;
         answer["data"]["result"].get(0).cloned()
     };
-    wait_until("the Prometheus has scraped the mount", || query("cffs_space_bytes").is_some());
-    let space = query("cffs_space_bytes").unwrap();
+    // Of two mounts, the one that has no volume below.
+    let space =
+        |query: &dyn Fn(&str) -> Option<Value>| query("cffs_space_bytes%20unless%20on(image)%20cffs_volume_member_up");
+    wait_until("the Prometheus has scraped the mount", || space(&query).is_some());
+    let space = space(&query).unwrap();
     assert_eq!(space["metric"]["image"], image, "{space}");
     assert!(space["value"][1].as_str().unwrap().parse::<u64>().unwrap() > 1 << 20, "{space}");
+    wait_until("it has scraped the mirror", || query("sum(cffs_disk_bytes_total)").is_some());
+    assert_eq!(query("count(cffs_volume_member_up)").unwrap()["value"][1], "2");
     assert_eq!(query("up").unwrap()["value"][1], "1");
     let loaded: Value = serde_json::from_str(&get(own, "/api/v1/rules").unwrap()).unwrap();
     let rules = loaded["data"]["groups"][0]["rules"].as_array().unwrap().clone();
-    assert!(rules.len() >= 6 && rules.iter().all(|r| r["health"] != "err"), "{loaded}");
+    assert!(rules.len() >= 9 && rules.iter().all(|r| r["health"] != "err"), "{loaded}");
 }
 
 #[test]

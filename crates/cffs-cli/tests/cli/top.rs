@@ -133,6 +133,8 @@ fn the_screen_shows_what_a_mount_does_and_keys_sort_and_switch() {
     t.wait_for(&["purpose (since the beginning)", "reads*", "MB written", " log"]);
     t.press("S");
     t.wait_for(&["MB written*"]);
+    t.press("k");
+    t.wait_for(&["disk (since the beginning)", "is on a single disk"]);
     t.press("m");
     t.wait_for(&["message (since the beginning)", " lookup"]);
     t.press("\t");
@@ -207,6 +209,46 @@ fn what_top_cannot_do_is_said() {
     server.wait().unwrap();
     for words in [&["top", "--batch", "1", &name][..], &["trace", &name], &["stats", &name], &["info", &name]] {
         fails(words, 1, &[&name, "nobody serves this mount", "unmount it"]);
+    }
+}
+
+#[test]
+fn the_disks_below_a_volume_and_a_log_disk_have_a_table() {
+    if !fuse_works() || !have(&[Need::Program("setsid")]) {
+        return;
+    }
+    for layout in ["plain", "log"] {
+        let dir = temp_dir();
+        let [a, b] = ["a", "b"].map(|n| dir.path().join(n).to_str().unwrap().to_owned());
+        ok(&["mkfs", "--mirror", "--layout", layout, "--size", "64M", "--group-size", "64K", &a, &b]);
+        let (path, name) = mount_point(dir.path());
+        ok(&["mount", &a, &name]);
+        let _mounted = Mounted(path.clone());
+        let mut t = Terminal::start(&["--interval", "0.3", &name]);
+        t.wait_for(&["disks       ", "volume      mirror of 2 members, 2 of them in sync", "k disks"]);
+        t.press("kt");
+        let both = [format!("disk 0: {a} (in sync)"), format!("disk 1: {b} (in sync)")];
+        t.wait_for(&["disk (since the beginning)", "reads*", &both[0], &both[1]]);
+        work(&name, 1);
+        // Both get each write, and each commit; what for is below each.
+        t.press("s");
+        wait_until("writes of both", || {
+            let screen = t.contents();
+            both.iter().all(|disk| row(&screen, disk).is_some()) && screen.matches("      log").count() >= 2
+        });
+        let counted = json(&ok(&["stats", "--json", &name]));
+        let writes = |n: usize| counted["disks"][n]["purposes"]["log"]["write_requests"].as_u64().unwrap();
+        assert!(writes(0) >= 20 && writes(0) == writes(1), "{counted}");
+        t.press("q");
+        assert!(t.child.wait().unwrap().success());
+        umount(&name);
+        // A member that is missing has its row as well.
+        fs::remove_file(&b).unwrap();
+        ok(&["mount", "-o", "degraded", &a, &name]);
+        let text = ok(&["top", "--batch", "1", "--interval", "0.2", &name]);
+        assert!(text.contains("1 of them in sync   DEGRADED"), "{text}");
+        assert!(text.contains(&format!("disk 0: {a} (in sync)")) && text.contains("(missing)"), "{text}");
+        umount(&name);
     }
 }
 

@@ -1,7 +1,8 @@
 //! `trace`: recording a mount, and what is said of it.
 
-use crate::mounting::{fuse_works, mount_point, umount, wait_until};
+use crate::mounting::{Foreground, fuse_works, is_mounted, mount_point, umount, wait_until};
 use crate::tools::*;
+use cffs::device::Purpose;
 use cffs::trace::{Item, Kind, Reader};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -244,6 +245,98 @@ fn classes_are_chosen_and_a_mount_can_be_traced_from_its_beginning() {
     wait_until("the command", || started.exists());
     rustix::process::kill_process(rustix::process::Pid::from_child(&recorder), rustix::process::Signal::TERM).unwrap();
     assert_eq!(recorder.wait().unwrap().code(), Some(5));
+    umount(&name);
+}
+
+/// As many requests in a trace as the mount has counted, each of somebody.
+#[track_caller]
+fn all_is_counted(file: &str) -> Value {
+    let requests = json(&ok(&["trace", "summary", "--json", file]))["requests"].clone();
+    for what in ["reads", "writes", "flushes"] {
+        assert_eq!(number(&requests["all"][what]), number(&requests["counted"][what]), "{what}: {requests}");
+    }
+    requests
+}
+
+#[test]
+fn what_a_log_disk_and_a_volume_are_asked_before_the_mount_is_in_its_trace() {
+    if !fuse_works() {
+        return;
+    }
+    let cases: [&[&str]; 4] = [&["--layout=log"], &["--mirror"], &["--mirror", "--layout=log"], &["--stripe", "1M"]];
+    for how in cases {
+        let dir = temp_dir();
+        let count = if how[0] == "--layout=log" { 1 } else { 2 };
+        let images: Vec<String> =
+            ["a", "b"][..count].iter().map(|n| dir.path().join(n).to_str().unwrap().to_owned()).collect();
+        let all: Vec<&str> = ["mkfs", "--size", "64M", "--group-size", "64K"].iter().chain(how).copied().collect();
+        ok(&[&all[..], &images.iter().map(String::as_str).collect::<Vec<_>>()].concat());
+        let (path, name) = mount_point(dir.path());
+        {
+            let _mounted = Mounted(path.clone());
+            let served = Foreground(Command::new(CFFS).args(["mount", "-f", &images[0], &name]).spawn().unwrap());
+            wait_until("mounted", || is_mounted(&path));
+            for n in 0..20 {
+                fs::write(path.join(n.to_string()), vec![n; 9000]).unwrap();
+                fs::File::open(path.join(n.to_string())).unwrap().sync_all().unwrap();
+            }
+            drop(served);
+        }
+        // The last member is named; disks have the numbers of members all the same.
+        ok(&["mount", "-o", "trace=all", images.last().unwrap(), &name]);
+        let _mounted = Mounted(path.clone());
+        let file = dir.path().join("trace").to_str().unwrap().to_owned();
+        ok(&["trace", "-o", &file, &name, "--", "true"]);
+        let requests = all_is_counted(&file);
+        assert!(requests["by_cause"].get("unknown").is_none(), "{how:?}: {requests}");
+        assert!(number(&requests["by_cause"]["mount"]["reads"]) >= 4.0, "{how:?}: {requests}");
+        // Superblocks: of the log disk or of each member, the first that is read of it.
+        let mut reader = Reader::new(fs::File::open(&file).unwrap()).unwrap();
+        let (mut disks, mut kinds, mut first) = (BTreeMap::<u64, u64>::new(), BTreeSet::new(), BTreeMap::new());
+        while let Some(item) = reader.next_item().unwrap() {
+            let Item::Span(r) = item else { continue };
+            kinds.insert(r.kind);
+            if let Some(request) = r.request().filter(|_| r.kind == Kind::DeviceRead) {
+                *disks.entry(request.disk).or_default() += 1;
+                first.entry(request.disk).or_insert((r.args[0], request.purpose));
+            }
+        }
+        assert_eq!(disks.len(), count, "{how:?}: {disks:?}");
+        assert!(first.values().all(|first| *first == (0, Purpose::Log)), "{how:?}: {first:?}");
+        assert_eq!(kinds.contains(&Kind::Recover), how.contains(&"--layout=log"), "{how:?}: {kinds:?}");
+        let members = json(&ok(&["stats", "--json", &name]))["volume"]["members"].clone();
+        for (n, image) in images.iter().enumerate().filter(|_| count > 1) {
+            assert_eq!((&members[n]["name"], &members[n]["disk"]), (&image.as_str().into(), &n.into()), "{members}");
+        }
+        umount(&name);
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_mounted_beside_takes_no_requests_out_of_the_trace() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = dir.path().join("image").to_str().unwrap().to_owned();
+    ok(&["mkfs", "--layout=log", "--size", "64M", "--group-size", "64K", &image]);
+    let (path, name) = mount_point(dir.path());
+    ok(&["mount", &image, &name]);
+    let _mounted = Mounted(path.clone());
+    fs::write(path.join("file"), "contents").unwrap();
+    ok(&["snapshot", "create", &name, "then"]);
+    let other = dir.path().join("other");
+    fs::create_dir_all(&other).unwrap();
+    let (beside, beside_name) = mount_point(&other);
+    ok(&["snapshot", "mount", &name, "then", &beside_name]);
+    let _beside = Mounted(beside.clone());
+    let file = dir.path().join("trace").to_str().unwrap().to_owned();
+    let script = format!("echo more > {name}/file && sync {name}/file");
+    ok(&["trace", "-o", &file, &name, "--", "sh", "-c", &script]);
+    let requests = all_is_counted(&file);
+    assert!(number(&requests["all"]["writes"]) > 0.0 && requests["by_cause"].get("unknown").is_none(), "{requests}");
+    assert_eq!(fs::read_to_string(beside.join("file")).unwrap(), "contents");
+    umount(&beside_name);
     umount(&name);
 }
 

@@ -266,9 +266,17 @@ fn members_are_added_replaced_and_removed_while_files_are_written() {
     let tenths = status(&name)["work"]["deciseconds"].as_u64().unwrap();
     assert!(tenths >= 18, "39 MiB at 20 MiB a second took {tenths} tenths of a second");
     ok(&["volume", &name, "add", &d]);
+    let disk = |n: u64| {
+        let all = json(&ok(&["stats", "--json", &name]))["disks"].as_array().unwrap().clone();
+        all.into_iter().find(|d| d["disk"] == n).map(|d| d["purposes"]["writeback"]["write_requests"].as_u64().unwrap())
+    };
+    let of_c = disk(2).unwrap();
     ok(&["volume", &name, "remove", &members[0]]);
     writer.join().unwrap();
     let report = status(&name);
+    // Disks keep their numbers and so their counters, and no number is given again.
+    assert_eq!([&report["members"][0]["disk"], &report["members"][1]["disk"]], [&json("2"), &json("3")], "{report}");
+    assert!(disk(0).is_none() && disk(1).is_none() && disk(2).unwrap() >= of_c && disk(3).is_some());
     assert_eq!(states(&report), ["in-sync", "in-sync"]);
     let names: Vec<_> = report["members"].as_array().unwrap().iter().map(|m| m["name"].clone()).collect();
     assert_eq!(names, [c.as_str(), d.as_str()]);

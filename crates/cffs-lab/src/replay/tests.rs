@@ -153,7 +153,8 @@ fn record(on: &str, scramble: bool) -> (Vec<u8>, Counters) {
 /// Reads and writes that the file system has counted, at the disks.
 fn requests(fs: &Fs) -> u64 {
     let stats = fs.stats();
-    let disks = if stats.disks.is_empty() { std::slice::from_ref(&stats.device) } else { &stats.disks };
+    let below: Vec<_> = stats.disks.iter().map(|d| &d.counters).collect();
+    let disks = if below.is_empty() { vec![&stats.device] } else { below };
     disks.iter().flat_map(|d| d.kinds.values()).map(|k| k.read_requests + k.write_requests).sum()
 }
 

@@ -7,7 +7,7 @@
 use super::segment_store::{Get, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
 use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
-use cffs_device::{Device, DeviceStats, Disk, IoKind, Observer, ReadRequest};
+use cffs_device::{Device, Disk, DiskStats, IoKind, Observed, Observer, Purpose, ReadRequest};
 use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
@@ -107,7 +107,7 @@ impl ImageStore {
         device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[1], &[0; SUPERBLOCK_BYTES])?;
         device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[0], &sb.encode())?;
         device.flush()?;
-        Ok(Self::with(device, sb, 1))
+        Ok(Self::with(Disk::numbered(0, device), sb, 1))
     }
 
     /// Opens the store on a device.
@@ -115,17 +115,28 @@ impl ImageStore {
     /// # Errors
     /// `InvalidData` if neither superblock is whole, `InvalidInput` if the device is shorter than they say.
     pub fn open(device: Arc<dyn Device>) -> io::Result<Self> {
+        Self::open_observed(device, &Observed::default())
+    }
+
+    /// The same; somebody learns of all requests to the device, also of those with which the store is opened.
+    ///
+    /// # Errors
+    /// As [`ImageStore::open`].
+    pub fn open_observed(device: Arc<dyn Device>, observed: &Observed) -> io::Result<Self> {
+        let _purpose = Purpose::Log.scope();
+        let device = Disk::numbered(0, device);
+        device.observed_by(observed);
         let mut best: Option<(Superblock, usize)> = None;
         let mut error = corrupt("the device is too short for a log disk");
         for (copy, &offset) in SUPERBLOCK_OFFSETS.iter().enumerate() {
-            match newest_superblock(&*device, offset) {
+            match newest_superblock(&device, offset) {
                 Ok(sb) if best.as_ref().is_none_or(|(b, _)| b.sequence < sb.sequence) => best = Some((sb, copy)),
                 Ok(_) => {}
                 Err(e) => error = e,
             }
         }
         let Some((sb, copy)) = best else { return Err(error) };
-        check_length(&sb, &*device)?;
+        check_length(&sb, &device)?;
         Ok(Self::with(device, sb, 1 - copy))
     }
 
@@ -154,7 +165,7 @@ impl ImageStore {
             return Err(corrupt("a batch has an impossible number"));
         }
         sb.sequence = sb.sequence.max(sequence);
-        Ok(Self::with(device, sb, 1 - copy))
+        Ok(Self::with(Disk::numbered(0, device), sb, 1 - copy))
     }
 
     /// The geometry, if a superblock is whole.
@@ -164,11 +175,11 @@ impl ImageStore {
         Some(Geometry { uuid: sb.uuid, slot_bytes: sb.slot_bytes, first_slot: sb.first_slot })
     }
 
-    fn with(device: Arc<dyn Device>, sb: Superblock, next_copy: usize) -> Self {
+    fn with(device: Disk, sb: Superblock, next_copy: usize) -> Self {
         // The lowest slots are given out first.
         let free = (0..sb.slots as u32).rev().collect();
         ImageStore {
-            device: Disk::numbered(0, device),
+            device,
             uuid: sb.uuid,
             slot_bytes: sb.slot_bytes,
             slots: AtomicU64::new(sb.slots),
@@ -301,7 +312,7 @@ impl SegmentStore for ImageStore {
         self.device.observe(observer);
     }
 
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         self.device.counters()
     }
 

@@ -1,6 +1,6 @@
 //! The trait of a store.
 
-use cffs_device::{DeviceStats, Observer};
+use cffs_device::{DiskStats, Observer};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub trait SegmentStore: Send + Sync {
     /// Tells an observer of all requests to the disks that the store is on.
     fn observe(&self, _observer: &Arc<dyn Observer>) {}
     /// The counters of these disks.
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         Vec::new()
     }
     /// Copies that the store keeps of each byte; 1 where it keeps no others. A copy may be missing at times.

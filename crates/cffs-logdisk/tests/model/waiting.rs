@@ -91,7 +91,8 @@ fn the_space_of_a_full_disk_is_known_while_it_writes() {
     });
     let told = receiver.recv_timeout(Duration::from_secs(20));
     device.set_closed(false);
-    (flusher.join().unwrap(), asker.join().unwrap());
+    flusher.join().unwrap();
+    asker.join().unwrap();
     assert_eq!(told.expect("it waits for the write"), pending);
     assert_eq!(Device::space(&*disk).unwrap().free, LogDisk::space(&disk).free);
 }

@@ -4,7 +4,7 @@ use super::state::{Member, Mirror};
 use crate::buffers::{total, total_mut};
 use crate::range_lock::overlapping;
 use cffs_device::{
-    Device, DeviceSpace, DeviceStats, IoKind, Observed, Observer, ReadRequest, WriteRequest, check_read, check_write,
+    Device, DeviceSpace, DiskStats, IoKind, Observed, Observer, ReadRequest, WriteRequest, check_read, check_write,
     clip_discard,
 };
 use std::io::{self, IoSlice, IoSliceMut};
@@ -148,11 +148,9 @@ impl Device for Mirror {
         true
     }
 
-    /// Of a member that is not there there is nothing.
-    fn disks(&self) -> Vec<DeviceStats> {
+    fn disks(&self) -> Vec<DiskStats> {
         let state = self.state.read();
-        let of = |m: &Member| m.device.as_ref().map_or_else(|| vec![DeviceStats::default()], |d| d.counters());
-        state.members.iter().flat_map(of).collect()
+        state.members.iter().filter_map(|m| m.device.as_ref()).flat_map(|d| d.counters()).collect()
     }
 
     fn read_only(&self) -> bool {

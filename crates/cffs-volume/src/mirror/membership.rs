@@ -37,6 +37,8 @@ pub struct MemberStatus {
     pub outgoing: bool,
     /// Bytes that are to be copied to it, in whole regions.
     pub lacks: u64,
+    /// The number of its disk in counters and traces, if it is there.
+    pub disk: Option<usize>,
 }
 
 /// The state of a mirror.
@@ -69,6 +71,7 @@ impl Mirror {
             },
             outgoing: m.outgoing,
             lacks: u64::from(m.stale.len()) * self.region,
+            disk: m.disk(),
         };
         MirrorStatus {
             generation: state.generation,
@@ -141,12 +144,11 @@ impl Mirror {
         new.refuse_member(overwrite)
     }
 
-    /// A device as the member with this number.
-    fn disk(&self, number: usize, of: &Candidate) -> Arc<Disk> {
-        let disk = Disk::numbered(number, of.device.clone());
-        if let Some(observer) = self.observed.read().observer() {
-            disk.observe(observer);
-        }
+    /// A device as a disk of the mirror.
+    fn disk(&self, state: &mut State, of: &Candidate) -> Arc<Disk> {
+        let disk = Disk::numbered(state.next_disk, of.device.clone());
+        state.next_disk += 1;
+        disk.observed_by(&self.observed.read());
         Arc::new(disk)
     }
 
@@ -184,7 +186,7 @@ impl Mirror {
         let mut member = Member::new(new_uuid()?, new.name.clone(), false, 0, self.regions());
         member.stale = Regions::all(self.regions());
         member.data_offset = DATA_OFFSET;
-        member.device = Some(self.disk(state.members.len(), &new));
+        member.device = Some(self.disk(&mut state, &new));
         state.attachments += 1;
         member.attachment = state.attachments;
         let uuid = member.uuid;
@@ -209,9 +211,10 @@ impl Mirror {
         let durable = self.intent.lock().durable.clone();
         let in_sync: Vec<Uuid> = state.members.iter().filter(|m| m.in_sync).map(|m| m.uuid).collect();
         let (stale, bitmap_copy) = what_it_lacks(member, &label, &found.device, &durable, (state.generation, &in_sync));
+        let disk = self.disk(state, &found);
         let member = &mut state.members[index];
         (member.stale, member.bitmap_copy) = (stale, bitmap_copy);
-        (member.name, member.device) = (found.name.clone(), Some(self.disk(index, &found)));
+        (member.name, member.device) = (found.name.clone(), Some(disk));
         (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
         state.attachments += 1;
         member.attachment = state.attachments;

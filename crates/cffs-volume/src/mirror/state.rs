@@ -121,6 +121,11 @@ impl Member {
         }
     }
 
+    /// The number of its disk, if it is there.
+    pub(crate) fn disk(&self) -> Option<usize> {
+        self.device.as_ref().map(|disk| disk.number())
+    }
+
     /// In sync and there.
     pub(super) fn serves(&self) -> bool {
         self.in_sync && self.device.is_some()
@@ -133,6 +138,8 @@ pub(super) struct State {
     /// A change of membership could not be recorded anywhere: nothing must be promised any more.
     pub(super) failed: bool,
     pub(super) attachments: u64,
+    /// The number of the next disk. None is used again while the mirror is open, because who counts or traces requests tells disks by it.
+    pub(super) next_disk: usize,
 }
 
 impl State {
@@ -170,6 +177,7 @@ pub(crate) struct MirrorParts {
     pub(crate) bitmap_sequence: u64,
     /// Most requests to members that one request makes at once.
     pub(crate) depth: usize,
+    pub(crate) observed: Observed,
 }
 
 /// Several members that each have everything. Reads go to the one that has least to do; what it cannot read comes from another one and
@@ -218,6 +226,7 @@ impl Mirror {
             sector: parts.sector,
             read_only: parts.read_only,
             state: RwLock::new(State {
+                next_disk: parts.members.iter().filter_map(|m| m.disk()).max().map_or(0, |last| last + 1),
                 generation: parts.generation,
                 members: parts.members,
                 failed: false,
@@ -229,7 +238,7 @@ impl Mirror {
             shadow: Shadow::default(),
             pool: WorkerPool::new("cffs-mirror", parts.depth),
             counters: Counters::default(),
-            observed: RwLock::default(),
+            observed: RwLock::new(parts.observed),
         }
     }
 

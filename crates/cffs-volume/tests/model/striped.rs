@@ -139,7 +139,7 @@ fn members_are_asked_for_the_purpose_of_the_request() {
         for ((now, before), (told, told_before)) in
             counted().iter().zip(&before).zip(volume.disks().iter().zip(&told_before))
         {
-            let (made, told) = (now.since(before), told.since(told_before));
+            let (made, told) = (now.since(before), told.stats.since(&told_before.stats));
             assert_eq!(made.purposes, told.purposes, "{kind}: the volume counts what the member was asked");
             assert!(made.purpose(Purpose::Regroup).write_bytes >= 1 << 20, "{kind}: {made:?}");
             assert_eq!(made.purpose(Purpose::Regroup).write_requests, made.all().write_requests, "{kind}: {made:?}");

@@ -68,10 +68,11 @@ use crate::node::{InodeCache, Locked, Node, NodeState};
 use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
+use crate::stats::DiskCounters;
 use crate::sums::Sums;
 use crate::trace::{Kind, Span, Tracer};
 use background::Background;
-use cffs_device::{CountingDevice, Device, DeviceStats, ObservedDevice, StoppableDevice};
+use cffs_device::{CountingDevice, Device, DeviceStats, DiskStats, ObservedDevice, StoppableDevice};
 use credit::Credit;
 use orphan_list::OrphanList;
 use parking_lot::{Mutex, RwLock};
@@ -97,7 +98,7 @@ pub struct Fs {
     dev: Arc<FsDevice>,
     log_dev: Option<Arc<FsDevice>>,
     /// The counters of the disks below the device when it was mounted.
-    disks_before: Vec<DeviceStats>,
+    disks_before: Vec<DiskStats>,
     opts: MountOptions,
     geo: Arc<LiveGeometry>,
     sb: Mutex<Superblock>,
@@ -268,10 +269,11 @@ impl Fs {
     }
 
     /// Counters of the disks below the device since the mount.
-    fn disks(&self) -> Vec<crate::stats::DeviceCounters> {
+    fn disks(&self) -> Vec<DiskCounters> {
         // Members come to a volume, leave it, and come back, with a counter that begins anew.
-        let before = |now: &DeviceStats| self.disks_before.iter().find(|b| b.counter == now.counter);
-        self.dev.disks().iter().map(|now| (&before(now).map_or(*now, |b| now.since(b))).into()).collect()
+        let before = |now: &DeviceStats| self.disks_before.iter().find(|d| d.stats.counter == now.counter);
+        let counters = |now: &DeviceStats| (&before(now).map_or(*now, |d| now.since(&d.stats))).into();
+        self.dev.disks().iter().map(|d| DiskCounters { disk: d.number, counters: counters(&d.stats) }).collect()
     }
 
     /// Counters since the mount.

@@ -20,9 +20,11 @@ use crate::quota::{self, Quota};
 use crate::space::Space;
 use crate::sums::Sums;
 use crate::superblocks::read_superblock;
-use crate::trace::{DeviceTracer, Kind, Place, Tracer};
+use crate::trace::{DeviceTracer, Kind, MountTrace, Place, Tracer};
 use cffs_buf::AlignedBuf;
-use cffs_device::{CountingDevice, Device, IoKind, ObservedDevice, Observer, OverlayDevice, Purpose, StoppableDevice};
+use cffs_device::{
+    CountingDevice, Device, DiskStats, IoKind, ObservedDevice, Observer, OverlayDevice, Purpose, StoppableDevice,
+};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -216,6 +218,29 @@ impl Fs {
     /// Mounts: replays the log if the file system was not unmounted, reads what every operation needs, and completes
     /// operations that a crash has interrupted.
     pub fn open(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, opts: MountOptions) -> Result<Arc<Fs>> {
+        let trace = MountTrace::new(opts.trace);
+        let _mount = trace.mounting();
+        let disks_before = dev.disks();
+        Fs::open_with(dev, log_dev, opts, (trace.tracer(), disks_before))
+    }
+
+    /// The same where a trace has begun already, which [`MountOptions::trace`] has no part in: the device has been opened for this mount. What its
+    /// disks were asked until now counts as asked since the mount. The caller holds [`MountTrace::mounting`].
+    pub fn open_traced(
+        dev: Arc<dyn Device>,
+        log_dev: Option<Arc<dyn Device>>,
+        opts: MountOptions,
+        trace: &MountTrace,
+    ) -> Result<Arc<Fs>> {
+        Fs::open_with(dev, log_dev, opts, (trace.tracer(), Vec::new()))
+    }
+
+    fn open_with(
+        dev: Arc<dyn Device>,
+        log_dev: Option<Arc<dyn Device>>,
+        opts: MountOptions,
+        (tracer, disks_before): (&Arc<Tracer>, Vec<DiskStats>),
+    ) -> Result<Arc<Fs>> {
         let mut sb = read_superblock(&*dev)?;
         let read_only = opts.read_only || dev.read_only();
         let opts = MountOptions { read_only, ..opts };
@@ -223,10 +248,6 @@ impl Fs {
         // A read-only mount replays in memory.
         let overlay =
             |d: Arc<dyn Device>| -> Arc<dyn Device> { if read_only { Arc::new(OverlayDevice::new(d)) } else { d } };
-        let tracer: Arc<Tracer> = Arc::default();
-        tracer.record_from_the_beginning(opts.trace);
-        let _mount = tracer.span(Kind::Mount, [0; 3]);
-        let disks_before = dev.disks();
         let traced = |d, place| {
             let d = overlay(d);
             let observer = |place| -> Arc<dyn Observer> { Arc::new(DeviceTracer::new(tracer.clone(), place)) };
@@ -239,7 +260,7 @@ impl Fs {
         let as_dyn = |d: &Arc<FsDevice>| -> Arc<dyn Device> { d.clone() };
         let log_dyn = log_dev.as_ref().map(as_dyn);
         let replayed = recover(&*dev, log_dyn.as_deref(), &sb, &opts)?;
-        let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), &tracer, &sb, &opts)?;
+        let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), tracer, &sb, &opts)?;
 
         let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn.clone(), &sb, replayed.header, opts.metadata));

@@ -95,6 +95,7 @@ impl Observer for DeviceTracer {
         }
         let kind = match work {
             Work::Batch => Kind::Batch,
+            Work::Recover => Kind::Recover,
             Work::Checkpoint => Kind::MapCheckpoint,
             Work::Clean => Kind::Clean,
             Work::Manage => Kind::Manage,

@@ -133,6 +133,8 @@ kinds! {
     Clean = 99, "clean", BACKGROUND, [];
     /// A member of a mirror gets what it lacks.
     Resync = 100, "resync", BACKGROUND, [];
+    /// A log disk is opened, and recovers what was written after its last checkpoint.
+    Recover = 101, "recover", BACKGROUND, [];
     /// A disk reads.
     DeviceRead = 110, "device-read", DEVICE, ["offset", "length", "what"];
     /// A disk writes.
@@ -155,7 +157,8 @@ impl Kind {
     /// Whether other spans are counted as caused by it, in tables of causes: operations, and work that nobody asked for at
     /// that moment.
     pub const fn is_origin(self) -> bool {
-        self.class().meets(Classes::OP) || matches!(self, Kind::Regroup | Kind::Scrub | Kind::Clean | Kind::Resync)
+        self.class().meets(Classes::OP)
+            || matches!(self, Kind::Regroup | Kind::Scrub | Kind::Clean | Kind::Resync | Kind::Recover)
     }
 
     /// Whether it is a request of a log disk or a volume.
