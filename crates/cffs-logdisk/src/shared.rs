@@ -211,7 +211,7 @@ impl Shared {
         // A superblock is as important as what an atomic write has.
         let kept = if requests.iter().all(|r| r.kind == IoKind::Super) { 0 } else { self.kept_for_atomic() };
         // So that batches end with segments.
-        let until_full = || self.state.lock().blocks_to_take().min(self.atomic_max / BLOCK_BYTES);
+        let until_full = || self.lock().blocks_to_take().min(self.atomic_max / BLOCK_BYTES);
         let mut most = until_full();
         let (mut some, mut blocks): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
         for (mut at, mut bytes) in slices(requests) {
