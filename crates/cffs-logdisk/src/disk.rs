@@ -106,7 +106,10 @@ impl LogDisk {
     /// read; those of the store.
     pub fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<Self> {
         let _purpose = Purpose::Log.scope();
-        Ok(Self::with(recovery::open(store, options)?))
+        let disk = Self::with(recovery::open(store, options)?);
+        // Recovery may have made a checkpoint.
+        disk.shared.discard_deleted();
+        Ok(disk)
     }
 
     #[cfg(test)]
