@@ -337,7 +337,7 @@ impl State {
         let _quiet = self.readers.clone();
         let _quiet = _quiet.write();
         for id in empty {
-            // Its room is free all the same.
+            // Its room is free all the same. The device learns of it when the state is let go.
             self.failed_discards += u64::from(self.store.delete(id).is_err());
             self.usage.remove(id);
             self.poor.remove(&id);

@@ -107,7 +107,10 @@ impl LogDisk {
     pub fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<Self> {
         let _purpose = Purpose::Log.scope();
         let _recover = options.observed.work_for_all(Work::Recover);
-        Ok(Self::with(recovery::open(store, options)?))
+        let disk = Self::with(recovery::open(store, options)?);
+        // Recovery may have made a checkpoint.
+        disk.shared.discard_deleted();
+        Ok(disk)
     }
 
     #[cfg(test)]

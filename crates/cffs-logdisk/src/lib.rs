@@ -32,7 +32,8 @@
 //!   fit a segment.
 //! - **Entries of dead lists are ordered by version**, so that deleting a snapshot reads only those that become free. Two
 //!   lists become one by copying the shorter.
-//! - **One lock for the state**: it is held while the log is written or cleaned, and not while data is read or the store is flushed.
+//! - **One lock for the state**: it is held while the log is written or cleaned, and not while data is read, the store is flushed, or deleted
+//!   segments are discarded. A deleted segment that is needed before it was discarded is not discarded any more.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -497,6 +497,8 @@ impl Maker {
         // Only who knows what was written knows which holes are lost blocks.
         state.unmarked = true;
         state.checkpoint()?;
+        // What cannot be discarded is free all the same.
+        while state.store.discard_deleted().unwrap_or(true) {}
         for (_, line) in std::mem::take(&mut self.gone) {
             self.lost.add(line);
         }

@@ -9,7 +9,7 @@ use crate::read::{Piece, fetch_pieces, together};
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
-use cffs_device::{DeviceSpace, IoKind, Observed, Observer, ReadRequest, WriteRequest};
+use cffs_device::{DeviceSpace, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -27,6 +27,10 @@ pub(crate) struct Shared {
     pub(crate) flushing: Mutex<()>,
     /// That of the state, without its lock, and taken after it by who has both.
     pub(crate) flush_failed: Arc<Mutex<bool>>,
+    /// That of the state, without its lock.
+    observed: RwLock<Observed>,
+    /// Held by who tells the device of deleted segments; nobody waits for it.
+    discarding: Mutex<()>,
     /// The lock of the same name in the state, without it.
     pub(crate) readers: Arc<RwLock<()>>,
     pub(crate) store: Arc<dyn SegmentStore>,
@@ -61,6 +65,23 @@ pub(crate) struct StateGuard<'a> {
     state: MutexGuard<'a, State>,
     known: &'a Mutex<Known>,
     changed: bool,
+    /// Dropped after the lock.
+    then: Discards<'a>,
+}
+
+/// What is done of itself when the state was let go: the device learns which segments were deleted. That takes requests, for which only one thread
+/// waits.
+struct Discards<'a> {
+    shared: &'a Shared,
+    wanted: bool,
+}
+
+impl Drop for Discards<'_> {
+    fn drop(&mut self) {
+        if self.wanted {
+            self.shared.discard_deleted();
+        }
+    }
 }
 
 impl Deref for StateGuard<'_> {
@@ -82,6 +103,7 @@ impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if self.changed {
             *self.known.lock() = Known::of(&self.state);
+            self.then.wanted = true;
         }
     }
 }
@@ -132,11 +154,37 @@ impl Shared {
         let flush_failed = state.flush_failed.clone();
         let (known, atomic_max) = (Mutex::new(Known::of(&state)), state.atomic_max());
         let (state, flushing) = (Mutex::new(state), Mutex::new(()));
-        Shared { state, flushing, flush_failed, readers, store, len, atomic_max, known }
+        let (observed, discarding) = Default::default();
+        Shared { state, flushing, flush_failed, observed, discarding, readers, store, len, atomic_max, known }
     }
 
     pub(crate) fn lock(&self) -> StateGuard<'_> {
-        StateGuard { state: self.state.lock(), known: &self.known, changed: false }
+        let then = Discards { shared: self, wanted: false };
+        StateGuard { state: self.state.lock(), known: &self.known, changed: false, then }
+    }
+
+    /// Tells the device which segments were deleted. The state is not locked.
+    pub(crate) fn discard_deleted(&self) {
+        if !self.store.has_deleted() {
+            return;
+        }
+        // One thread does that at a time, also for the others. What comes when it has just ended is for the next.
+        let Some(_one) = self.discarding.try_lock() else { return };
+        // As the checkpoint that deleted them.
+        let _purpose = (Purpose::current() != Purpose::Clean).then(|| Purpose::Checkpoint.scope());
+        let observed = self.observed.read().clone();
+        let _work = observed.work_for_all(Work::Checkpoint);
+        let mut failed = 0;
+        loop {
+            match self.store.discard_deleted() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => failed += 1,
+            }
+        }
+        if failed > 0 {
+            self.state.lock().failed_discards += failed;
+        }
     }
 
     /// Reads a range whose pieces `find` tells.
@@ -317,7 +365,9 @@ impl Shared {
 
     /// See [`cffs_device::Device::observe`].
     pub(crate) fn observe(&self, observer: &Arc<dyn Observer>) {
-        self.lock().observed = Observed::by(observer);
+        let observed = Observed::by(observer);
+        *self.observed.write() = observed.clone();
+        self.lock().observed = observed;
         self.store.observe(observer);
     }
 

@@ -8,11 +8,11 @@ use super::segment_store::{Get, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRo
 use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
 use cffs_device::{Device, Disk, DiskStats, IoKind, Observed, Observer, Purpose, ReadRequest};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const SLOT_BITS: u32 = 28;
 /// Bytes that are made equal at a time.
@@ -50,6 +50,10 @@ pub struct ImageStore {
     slots: AtomicU64,
     first_slot: u64,
     inner: Mutex<Inner>,
+    /// Slots in [`Inner::deleted`], known without the lock, which is held while a root is written.
+    deleted: AtomicUsize,
+    /// A slot was discarded.
+    discarded: Condvar,
 }
 
 struct Inner {
@@ -58,6 +62,10 @@ struct Inner {
     /// Which of the two superblocks is the older.
     next_copy: usize,
     free: Vec<u32>,
+    /// Free as well, and the device does not know yet. Who takes one needs not tell it any more.
+    deleted: Vec<u32>,
+    /// Slots that the device is being told of. Nobody may write to them until that has ended.
+    discarding: usize,
     /// Slots from the next root on.
     next_slots: u64,
 }
@@ -184,7 +192,17 @@ impl ImageStore {
             slot_bytes: sb.slot_bytes,
             slots: AtomicU64::new(sb.slots),
             first_slot: sb.first_slot,
-            inner: Mutex::new(Inner { sequence: sb.sequence, root: sb.root, next_copy, free, next_slots: sb.slots }),
+            inner: Mutex::new(Inner {
+                sequence: sb.sequence,
+                root: sb.root,
+                next_copy,
+                free,
+                deleted: Vec::new(),
+                discarding: 0,
+                next_slots: sb.slots,
+            }),
+            deleted: AtomicUsize::new(0),
+            discarded: Condvar::new(),
         }
     }
 
@@ -261,7 +279,15 @@ impl SegmentStore for ImageStore {
 
     fn create(&self) -> io::Result<SegmentId> {
         let mut inner = self.inner.lock();
-        let slot = inner.free.pop().ok_or_else(|| full("the image has no free slot"))?;
+        let slot = loop {
+            let slot = inner.free.pop().or_else(|| inner.deleted.pop());
+            match slot {
+                Some(slot) => break slot,
+                None if inner.discarding == 0 => return Err(full("the image has no free slot")),
+                None => self.discarded.wait(&mut inner),
+            }
+        };
+        self.deleted.store(inner.deleted.len(), Ordering::Release);
         Ok(inner.sequence << SLOT_BITS | u64::from(slot))
     }
 
@@ -378,15 +404,38 @@ impl SegmentStore for ImageStore {
     }
 
     fn delete(&self, segment: SegmentId) -> io::Result<()> {
-        let slot = self.slot(segment)?;
-        let told = if self.device.can_discard() {
-            self.device.discard(self.first_slot + slot * self.slot_bytes, self.slot_bytes)
+        let slot = self.slot(segment)? as u32;
+        let mut inner = self.inner.lock();
+        if self.device.can_discard() {
+            inner.deleted.push(slot);
+            self.deleted.store(inner.deleted.len(), Ordering::Release);
         } else {
-            Ok(())
+            inner.free.push(slot);
+        }
+        Ok(())
+    }
+
+    fn has_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Acquire) > 0
+    }
+
+    fn discard_deleted(&self) -> io::Result<bool> {
+        let slot = {
+            let mut inner = self.inner.lock();
+            let Some(slot) = inner.deleted.pop() else { return Ok(false) };
+            self.deleted.store(inner.deleted.len(), Ordering::Release);
+            inner.discarding += 1;
+            slot
         };
+        let told = self.device.discard(self.first_slot + u64::from(slot) * self.slot_bytes, self.slot_bytes);
         // The slot can be written over whatever the device makes of the discard.
-        self.inner.lock().free.push(slot as u32);
-        told.map_err(|e| io::Error::new(e.kind(), format!("the room is free, the device was not told: {e}")))
+        let mut inner = self.inner.lock();
+        inner.discarding -= 1;
+        inner.free.push(slot);
+        drop(inner);
+        self.discarded.notify_all();
+        told.map_err(|e| io::Error::new(e.kind(), format!("the room is free, the device was not told: {e}")))?;
+        Ok(true)
     }
 
     fn list(&self) -> io::Result<Option<Vec<SegmentId>>> {
@@ -403,7 +452,10 @@ impl SegmentStore for ImageStore {
 
     fn adopt(&self, segments: &[SegmentId]) -> io::Result<()> {
         let used = self.used_slots(segments)?;
-        self.inner.lock().free = (0..self.slots() as u32).rev().filter(|&s| !used[s as usize]).collect();
+        let mut inner = self.inner.lock();
+        inner.free = (0..self.slots() as u32).rev().filter(|&s| !used[s as usize]).collect();
+        inner.deleted.clear();
+        self.deleted.store(0, Ordering::Release);
         Ok(())
     }
 
@@ -465,7 +517,8 @@ impl SegmentStore for ImageStore {
     }
 
     fn available(&self) -> u64 {
-        self.inner.lock().free.len() as u64 * self.slot_bytes
+        let inner = self.inner.lock();
+        (inner.free.len() + inner.deleted.len() + inner.discarding) as u64 * self.slot_bytes
     }
 
     fn grow(&self, bytes: Option<u64>) -> io::Result<()> {
@@ -513,12 +566,20 @@ mod tests {
         let (_, store) = image();
         let a = store.create().unwrap();
         store.replace_root(0, b"").unwrap();
+        let all = store.available();
         store.delete(a).unwrap();
+        assert!(store.has_deleted() && store.available() == all + (64 << 10));
+        assert!(store.discard_deleted().unwrap() && !store.discard_deleted().unwrap() && !store.has_deleted());
+        assert_eq!(store.available(), all + (64 << 10));
         let b = store.create().unwrap();
         assert_ne!(a, b);
         assert_eq!(store.slot(a).unwrap(), store.slot(b).unwrap());
         while store.create().is_ok() {}
         assert_eq!(store.available(), 0);
+        // One that comes back at once is never discarded.
+        store.delete(b).unwrap();
+        assert_eq!(store.slot(store.create().unwrap()).unwrap(), store.slot(b).unwrap());
+        assert!(!store.has_deleted() && !store.discard_deleted().unwrap());
         store.adopt(&[b]).unwrap();
         assert_eq!(store.available(), store.capacity() - (64 << 10));
         assert!(store.adopt(&[a, b]).is_err(), "both are in one slot");

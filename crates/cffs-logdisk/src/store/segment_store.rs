@@ -77,9 +77,19 @@ pub trait SegmentStore: Send + Sync {
     fn range_of(&self, _segment: SegmentId) -> Option<Range<u64>> {
         None
     }
-    /// Gives the room of a segment back. It is given back even with an error; that says that what is beneath was not told, and may
-    /// keep the room until the store is opened again.
+    /// Gives the room of a segment back. What is beneath need not learn of it before [`SegmentStore::discard_deleted`].
     fn delete(&self, segment: SegmentId) -> io::Result<()>;
+    /// Whether there are deleted segments that what is beneath was not told of. Waits for nobody.
+    fn has_deleted(&self) -> bool {
+        false
+    }
+    /// Tells what is beneath of one deleted segment. False if there is none.
+    ///
+    /// # Errors
+    /// Those of the device, which may keep the room then until the store is opened again. It can be written to all the same.
+    fn discard_deleted(&self) -> io::Result<bool> {
+        Ok(false)
+    }
     /// All segments, if the store itself knows them; `None` if only the owner does.
     fn list(&self) -> io::Result<Option<Vec<SegmentId>>>;
     /// Ids by which the bytes of all places where a segment may be can be read, whichever segment was there last. For who has lost
