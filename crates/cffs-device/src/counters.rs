@@ -172,8 +172,6 @@ impl Latency {
 /// Everything a [`CountingDevice`](crate::CountingDevice) counted up to one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStats {
-    /// Who has counted: of all that there were in this process each has a number of its own. 0: nobody.
-    pub counter: u64,
     /// Requests by kind, in the order of [`IoKind::ALL`].
     pub kinds: [KindStats; 4],
     /// The same requests by purpose, in the order of [`Purpose::ALL`].
@@ -240,10 +238,9 @@ impl DeviceStats {
         self.all().write_bytes
     }
 
-    /// What happened between `earlier` and this, which the same device has counted.
+    /// What happened between `earlier` and this.
     pub fn since(&self, earlier: &DeviceStats) -> DeviceStats {
         DeviceStats {
-            counter: self.counter,
             kinds: std::array::from_fn(|i| self.kinds[i].zip(earlier.kinds[i], u64::saturating_sub)),
             purposes: std::array::from_fn(|i| self.purposes[i].zip(earlier.purposes[i], u64::saturating_sub)),
             flushes: self.flushes.saturating_sub(earlier.flushes),

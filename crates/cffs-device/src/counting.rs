@@ -81,13 +81,9 @@ struct PurposeCounters {
     discards: AtomicU64,
 }
 
-/// Numbers those that count.
-static COUNTERS: AtomicU64 = AtomicU64::new(1);
-
 /// Passes everything on to the device below and counts it, without locks.
 pub struct CountingDevice<D> {
     inner: D,
-    number: u64,
     kinds: [KindCounters; 4],
     purposes: [PurposeCounters; 8],
     flushes: AtomicU64,
@@ -104,7 +100,6 @@ impl<D: Device> CountingDevice<D> {
     pub fn new(inner: D) -> Self {
         CountingDevice {
             inner,
-            number: COUNTERS.fetch_add(1, Ordering::Relaxed),
             kinds: Default::default(),
             purposes: Default::default(),
             flushes: AtomicU64::new(0),
@@ -125,7 +120,6 @@ impl<D: Device> CountingDevice<D> {
     /// The counters now. While requests run, counters that belong together may be apart by those requests.
     pub fn snapshot(&self) -> DeviceStats {
         DeviceStats {
-            counter: self.number,
             kinds: std::array::from_fn(|i| {
                 let k = &self.kinds[i];
                 KindStats {

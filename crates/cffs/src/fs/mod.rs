@@ -72,7 +72,7 @@ use crate::stats::DiskCounters;
 use crate::sums::Sums;
 use crate::trace::{Kind, Span, Tracer};
 use background::Background;
-use cffs_device::{CountingDevice, Device, DeviceStats, DiskStats, ObservedDevice, StoppableDevice};
+use cffs_device::{CountingDevice, Device, DiskStats, ObservedDevice, StoppableDevice};
 use credit::Credit;
 use orphan_list::OrphanList;
 use parking_lot::{Mutex, RwLock};
@@ -270,10 +270,10 @@ impl Fs {
 
     /// Counters of the disks below the device since the mount.
     fn disks(&self) -> Vec<DiskCounters> {
-        // Members come to a volume, leave it, and come back, with a counter that begins anew.
-        let before = |now: &DeviceStats| self.disks_before.iter().find(|d| d.stats.counter == now.counter);
-        let counters = |now: &DeviceStats| (&before(now).map_or(*now, |d| now.since(&d.stats))).into();
-        self.dev.disks().iter().map(|d| DiskCounters { disk: d.number, counters: counters(&d.stats) }).collect()
+        // A member that was given to a volume meanwhile has none of before, also one that was away: it has a new number.
+        let before = |number| self.disks_before.iter().find(|d| d.number == number).copied().unwrap_or_default();
+        let counters = |now: &DiskStats| (&now.stats.since(&before(now.number).stats)).into();
+        self.dev.disks().iter().map(|d| DiskCounters { disk: d.number, counters: counters(d) }).collect()
     }
 
     /// Counters since the mount.
