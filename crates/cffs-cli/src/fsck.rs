@@ -252,8 +252,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         (false, false) => "run cffs fsck -y on it, best on a copy, to repair them",
         _ => "run cffs fsck -y again, or mount it read-only and copy out what matters",
     };
-    let problems = if left == 1 { "1 problem".to_string() } else { format!("{left} problems") };
-    Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {problems} left: {advice}")))
+    Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {} left: {advice}", problems(left))))
 }
 
 /// The image, or the snapshot or clone in it.
@@ -303,7 +302,7 @@ fn report_log_disk(args: &FsckArgs, name: &str, found: &LogDiskOutcome) -> anyho
         false => "the log disk is damaged: run cffs fsck -y on it, best on a copy, to rebuild it from its segments",
     };
     let n = found.problems.len() + found.damage.len() + usize::from(found.unmarked);
-    Err(with_code(exit::fsck::ERRORS_LEFT, anyhow!("{name}: {n} problems left: {advice}")))
+    Err(with_code(exit::fsck::ERRORS_LEFT, anyhow!("{name}: {} left: {advice}", problems(n as u64))))
 }
 
 /// Whether good copies of a superblock stand on a device whose first one cannot be used.
@@ -408,6 +407,11 @@ fn to_json(outcome: &Outcome, name: &str) -> anyhow::Result<Value> {
         }
     }
     Ok(value)
+}
+
+/// So many problems, in words.
+fn problems(n: u64) -> String {
+    if n == 1 { "1 problem".to_string() } else { format!("{n} problems") }
 }
 
 fn list_problems(report: &Report, name: &str) -> io::Result<()> {
