@@ -6,6 +6,8 @@ use std::io;
 
 /// Bytes of a logical block, the unit of mapping.
 pub const BLOCK_BYTES: usize = 4096;
+/// Bytes of a sector of a log disk.
+pub const SECTOR_BYTES: u32 = 512;
 /// Longest extent that is stored plain, in blocks.
 pub(crate) const EXTENT_BLOCKS_MAX: u32 = 64;
 /// Longest compressed extent, in blocks.

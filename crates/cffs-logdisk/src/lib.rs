@@ -84,14 +84,13 @@ pub use batch::NAME_BYTES_MAX;
 pub use catalog::MAIN_BRANCH;
 pub use cleaner::CleanReport;
 pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SnapshotDevice, SnapshotInfo};
-pub use extent::BLOCK_BYTES;
+pub use extent::{BLOCK_BYTES, SECTOR_BYTES};
 pub use mend::{MendReport, SummaryReport};
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use rebuild::{RebuildReport, rebuild, recover_image};
 pub use recovery::{LOGICAL_BYTES_MAX, UnreadableEnd};
 pub use remains::has_remains;
 pub use scrub::ScrubReport;
-pub use shared::SECTOR_BYTES;
 pub use space::Space;
 pub use store::{
     Get, ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,

@@ -3,8 +3,7 @@
 //! So it is where a file system has fragments shorter than a block, and each is made durable by itself.
 
 use crate::batch::Logical;
-use crate::extent::BLOCK_BYTES;
-use crate::shared::SECTOR_BYTES;
+use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use std::collections::BTreeMap;
 
 const SECTORS: u64 = BLOCK_BYTES as u64 / SECTOR_BYTES as u64;

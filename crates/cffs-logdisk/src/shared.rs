@@ -2,7 +2,7 @@
 
 use crate::batch::Logical;
 use crate::catalog::MAIN_BRANCH;
-use crate::extent::BLOCK_BYTES;
+use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::options::Compression;
 use crate::partly::Covered;
 use crate::read::{Piece, fetch_pieces, together};
@@ -16,9 +16,6 @@ use std::collections::btree_map::Entry;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-
-/// Bytes of a sector of a log disk.
-pub const SECTOR_BYTES: u32 = 512;
 
 /// What the devices of a log disk share.
 pub(crate) struct Shared {

@@ -56,7 +56,7 @@ const LOGDISK: &[&Layer] = &[
     &["checkpoint"],
     &["space"],
     &["state"],
-    &["catalog", "log", "pending"],
+    &["catalog", "log", "partly", "pending"],
     &["usage"],
     &["scan", "remains"],
     &["batch", "cache"],
