@@ -43,7 +43,7 @@ pub struct MkfsArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size_u32)]
     fragment_size: Option<u32>,
     /// Unit of co-location: a power of two from 16K to 4M, or auto to time the device and take the size from which on
-    /// transferring takes longer than the request itself
+    /// transferring takes longer than the request itself; twice that, up to 1M, with --compress
     #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = parse_group_size)]
     group_size: GroupSize,
     /// Size of the log [default: a 64th of the file system, 4M to 128M]

@@ -52,7 +52,7 @@ pub struct LogOptions {
     pub unmarked: bool,
     /// Clean nodes kept in memory, 4 to 8 KiB each. At least 16.
     pub cache_nodes: usize,
-    /// Bytes that are written before a batch ends without a flush.
+    /// Most bytes that are written before a batch ends without a flush. It ends before if a segment does.
     pub batch_bytes: usize,
     /// Bytes of log after which a checkpoint is made. Bounds the work of recovery.
     pub checkpoint_bytes: u64,
@@ -77,5 +77,18 @@ impl Default for LogOptions {
             policy: CleanPolicy::Greedy,
             observed: Observed::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_compressed_has_longer_groups_within_bounds() {
+        let of = |fits| [Compression::None, Compression::Lz4, Compression::Zstd(3)].map(|c| c.group_bytes(fits));
+        assert_eq!(of(256 << 10), [256 << 10, 512 << 10, 512 << 10]);
+        assert_eq!(of(1 << 20), [1 << 20; 3]);
+        assert_eq!(of(4 << 20), [4 << 20; 3], "it is never made shorter");
     }
 }

@@ -259,16 +259,21 @@ impl Shared {
         let until_full = || self.lock().blocks_to_take().min(self.atomic_max / BLOCK_BYTES);
         let mut most = until_full();
         let (mut some, mut blocks): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
+        // The block that the last piece ends in: the next part of it is not one more.
+        let mut last = None;
         for (mut at, mut bytes) in slices(requests) {
             while !bytes.is_empty() {
-                if blocks == most {
+                let mut again = usize::from(last == Some(at / BLOCK_BYTES as u64));
+                if blocks - again == most {
                     self.accept(branch, &some, kept)?;
-                    (some, blocks, most) = (Vec::new(), 0, until_full());
+                    (some, blocks, most, again) = (Vec::new(), 0, until_full(), 0);
                 }
+                blocks -= again;
                 let within = (at % BLOCK_BYTES as u64) as usize;
                 let part = bytes.len().min((most - blocks) * BLOCK_BYTES - within);
                 some.push((at, &bytes[..part]));
                 blocks += (within + part).div_ceil(BLOCK_BYTES);
+                last = (at + part as u64).checked_sub(1).map(|end| end / BLOCK_BYTES as u64);
                 (at, bytes) = (at + part as u64, &bytes[part..]);
             }
         }

@@ -82,6 +82,26 @@ fn who_writes_a_block_by_parts_reads_nothing() {
     }
 }
 
+/// Small files are overwritten in one writeback, more of them than a batch takes.
+#[test]
+fn many_parts_at_once_need_nothing_of_what_they_replace() {
+    let (device, disk) = disk(64 << 20);
+    let blocks = 3000;
+    (0..blocks).step_by(100).for_each(|first| write(&disk, first, 100));
+    disk.flush().unwrap();
+    const PART: usize = BLOCK_BYTES / 4;
+    let parts: Vec<WriteRequest<'_>> = (0..blocks * 4)
+        .map(|n| WriteRequest { kind: IoKind::Data, offset: n * PART as u64, bufs: vec![IoSlice::new(&[9; PART])] })
+        .collect();
+    let before = device.snapshot().kind(IoKind::Data).read_bytes;
+    disk.write_batch(&parts).unwrap();
+    disk.flush().unwrap();
+    assert_eq!(device.snapshot().kind(IoKind::Data).read_bytes, before);
+    let mut buf = vec![0; blocks as usize * BLOCK_BYTES];
+    disk.read_at(IoKind::Data, 0, &mut buf).unwrap();
+    assert!(buf.iter().all(|b| *b == 9));
+}
+
 /// Counts the reads of each batch.
 struct Batches(MemoryDevice, Mutex<Vec<usize>>);
 
