@@ -38,7 +38,7 @@ const ENGINE: &[&Layer] = &[
     &["reservation", "superblocks", "acl"],
     &["error", "stats", "copies"],
     &["format"],
-    &["setters"],
+    &["setters", "addr_map"],
 ];
 
 /// Modules of the log disk, from above.

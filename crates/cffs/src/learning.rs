@@ -8,7 +8,7 @@
 //! Of a large file it is noted whether more than its beginning is read mostly, and how far. Shared libraries are: their beginning
 //! tells the loader which parts to map. So all of that can come with the first request.
 
-use crate::cache::AddrMap;
+use crate::addr_map::AddrMap;
 use crate::format::Ino;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

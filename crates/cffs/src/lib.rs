@@ -144,6 +144,7 @@ pub mod metadump;
 #[doc(hidden)]
 pub mod mkfs;
 
+mod addr_map;
 mod cache;
 mod colocation;
 mod copies;

@@ -1,10 +1,10 @@
 //! The cache itself: its parts, its limits, and the blocks that are in it.
 
-use super::addr_map::AddrHasher;
 use super::buf::{Buf, BufRef, Demand};
 use super::prefetch::{Prefetch, PrefetchMode};
 use super::shard::{LockedShard, Shard};
 use super::write_latency::WriteLatency;
+use crate::addr_map::AddrHasher;
 use crate::error::Result;
 use crate::format::{BlockAddr, BlockKind, Geometry, LiveGeometry};
 use crate::trace::{Cause, Kind, Tracer};

@@ -12,7 +12,6 @@
 //!
 //! This module never decides what a block means, beyond checking the identity it is asked for.
 
-mod addr_map;
 mod batch;
 mod block_cache;
 mod buf;
@@ -31,7 +30,6 @@ mod weak;
 mod write;
 mod write_latency;
 
-pub use addr_map::{AddrHasher, AddrMap};
 pub use block_cache::Cache;
 pub(crate) use buf::BufInner;
 pub use buf::BufRef;

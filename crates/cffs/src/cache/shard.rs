@@ -1,8 +1,8 @@
 //! One of the independently locked parts of the cache.
 
-use super::addr_map::AddrMap;
 use super::buf::BufRef;
 use super::in_flight::InFlight;
+use crate::addr_map::AddrMap;
 use crate::format::BlockAddr;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;

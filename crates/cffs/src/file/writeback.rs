@@ -8,7 +8,8 @@
 
 use super::unit::{Origin, Unit};
 use super::{FileCtx, collect, mapping};
-use crate::cache::{AddrMap, DataRun};
+use crate::addr_map::AddrMap;
+use crate::cache::DataRun;
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::{FileType, Ino, InodeFormat};

@@ -6,7 +6,8 @@
 mod relocate;
 
 use super::free_slots::FreeSlots;
-use crate::cache::{AddrMap, BufRef, Cache};
+use crate::addr_map::AddrMap;
+use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::Run;

@@ -2,7 +2,8 @@
 
 use super::manager::Journal;
 use super::mode::CommitTarget;
-use crate::cache::{AddrMap, BufInner, BufRef};
+use crate::addr_map::AddrMap;
+use crate::cache::{BufInner, BufRef};
 use crate::error::Result;
 use crate::format::{self, BlockAddr};
 use cffs_buf::AlignedBuf;

@@ -2,7 +2,8 @@
 
 use super::log_writer::{LogPosition, LogRing};
 use super::mode::{CommitTarget, MetadataMode};
-use crate::cache::{AddrMap, BufRef, Cache};
+use crate::addr_map::AddrMap;
+use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::log::LogHeader;

@@ -1,6 +1,7 @@
 //! What is remembered of a directory while its inode is in memory. All of it can be rebuilt from the device.
 
-use crate::cache::{AddrMap, BufRef, Cache, WeakBufRef};
+use crate::addr_map::AddrMap;
+use crate::cache::{BufRef, Cache, WeakBufRef};
 use crate::error::Result;
 use crate::format::dirblock::DIR_BLOCKS_MAX;
 use crate::format::dirindex::BUCKET_NUMBER;

@@ -1,7 +1,8 @@
 //! The inodes in memory, and the tables to find the others.
 
 use super::node::Node;
-use crate::cache::{AddrHasher, AddrMap, Cache};
+use crate::addr_map::{AddrHasher, AddrMap};
+use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::format::table::{LOCATOR_SIZE, Location};
 use crate::format::{BlockKind, Corrupt, EXTERNAL_INO, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO, ROOT_INO};

@@ -3,7 +3,8 @@
 use super::batch::{Batch, BatchCursor, LONG_RUN_GROUPS};
 use super::scatter::Scatter;
 use super::table::{DirPlacement, Table};
-use crate::cache::{AddrMap, Cache};
+use crate::addr_map::AddrMap;
+use crate::cache::Cache;
 use crate::colocation::{self, ColocationKey, Order};
 use crate::error::Result;
 use crate::format::superblock::COMPAT_DIRS_WITH_DATA;

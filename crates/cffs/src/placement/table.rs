@@ -1,7 +1,7 @@
 //! The directories whose placement is in memory, and their open groups.
 
 use super::batch::Batch;
-use crate::cache::AddrMap;
+use crate::addr_map::AddrMap;
 use crate::colocation::{self, ColocationKey};
 use crate::format::{BlockAddr, FragAddr, Ino, ROOT_INO};
 use std::collections::BTreeSet;

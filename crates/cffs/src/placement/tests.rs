@@ -3,7 +3,8 @@
 use super::small::SCARCE_DIVISOR;
 use super::table::{GROUPS_MAX, TRACKED_GROUPS_MAX};
 use super::{Placement, STREAM_MIN};
-use crate::cache::{AddrMap, DataRun, Source};
+use crate::addr_map::AddrMap;
+use crate::cache::{DataRun, Source};
 use crate::format::{Ino, Inode, ROOT_INO, Run};
 use crate::mkfs::MkfsOptions;
 use crate::reservation::SpacePool;

@@ -11,7 +11,8 @@
 //!
 //! Sums of unmapped space mean nothing, because new sums are stored before the space is mapped again.
 
-use crate::cache::{AddrMap, BufRef, Cache, Comparison, DataVerifier};
+use crate::addr_map::AddrMap;
+use crate::cache::{BufRef, Cache, Comparison, DataVerifier};
 use crate::error::Result;
 use crate::format::Run;
 use crate::format::dirblock::BlockEdit;

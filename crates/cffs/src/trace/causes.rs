@@ -39,6 +39,9 @@ pub struct Causes {
     /// The span that was added last: one that is added again is one cause.
     last: u64,
     last_weight: u64,
+    /// No named span has a greater number, and none of a full list a smaller weight: most that are added need not be looked for.
+    highest: u64,
+    floor: u64,
     /// Those of greatest weight, of equal ones the first.
     named: [u64; NAMED_MAX],
     named_weights: [u64; NAMED_MAX],
@@ -106,19 +109,27 @@ impl Causes {
         if span == 0 {
             return;
         }
-        if let Some(at) = self.named().iter().rposition(|named| *named == span) {
+        if span <= self.highest
+            && let Some(at) = self.named().iter().rposition(|named| *named == span)
+        {
             self.named_weights[at] = self.named_weights[at].saturating_add(weight);
             return;
         }
         if self.len < NAMED_MAX {
+            self.highest = self.highest.max(span);
             (self.named[self.len], self.named_weights[self.len]) = (span, weight);
             self.len += 1;
             return;
         }
         // One is left out, this one or another, which it is already if it was added before.
         self.left_out = self.left_out.saturating_add(u64::from(!again));
+        if whole <= self.floor {
+            return;
+        }
         let least = (0..NAMED_MAX).rev().min_by_key(|at| self.named_weights[*at]).unwrap_or(0);
-        if whole > self.named_weights[least] {
+        self.floor = self.named_weights[least];
+        if whole > self.floor {
+            self.highest = self.highest.max(span);
             (self.named[least], self.named_weights[least]) = (span, whole);
         }
     }
@@ -209,7 +220,8 @@ impl Causes {
 
     /// As it stands in a file.
     pub(super) fn from_parts(named: &[u64], left_out: u64, counts: &[(u8, u64)]) -> Option<Causes> {
-        let mut all = Causes { left_out, len: named.len(), kinds: counts.len(), ..Causes::default() };
+        let highest = named.iter().copied().max().unwrap_or(0);
+        let mut all = Causes { left_out, len: named.len(), kinds: counts.len(), highest, ..Causes::default() };
         all.named.get_mut(..named.len())?.copy_from_slice(named);
         all.counts.get_mut(..counts.len())?.copy_from_slice(counts);
         Some(all)

@@ -1,8 +1,8 @@
 //! What made data dirty that is not written back yet, and for whom it is written then.
 
 use super::causes::{Cause, Causes, Few};
+use crate::addr_map::AddrMap;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,8 +80,9 @@ pub(crate) struct ForMany {
 }
 
 impl ForMany {
-    pub(crate) fn of(whom: Arc<Many>) -> ForMany {
-        ForMany { before: FOR_MANY.replace(Some(whom)), _thread: PhantomData }
+    /// For these, or for itself.
+    pub(crate) fn of(whom: Option<Arc<Many>>) -> ForMany {
+        ForMany { before: FOR_MANY.replace(whom), _thread: PhantomData }
     }
 
     /// From now on for these.
@@ -99,7 +100,7 @@ impl Drop for ForMany {
 /// Causes of dirty data, by inode.
 #[derive(Default)]
 pub(super) struct Pending {
-    inodes: HashMap<u64, Few>,
+    inodes: AddrMap<u64, Few>,
     /// Of inodes that found no room.
     others: Causes,
 }
@@ -108,7 +109,7 @@ pub(super) struct Pending {
 #[derive(Default)]
 pub(crate) struct Dirtied {
     pub(crate) all: Causes,
-    inodes: HashMap<u64, Arc<Many>>,
+    inodes: AddrMap<u64, Arc<Many>>,
     others: Option<Arc<Many>>,
 }
 
@@ -139,6 +140,7 @@ impl Pending {
     pub(super) fn take(&mut self, inodes: impl Iterator<Item = u64>) -> Dirtied {
         let mut taken = Dirtied::default();
         let mut count = 0;
+        taken.inodes.reserve(inodes.size_hint().0.min(self.inodes.len()));
         for inode in inodes {
             count += 1;
             if let Some(causes) = self.inodes.remove(&inode) {
@@ -170,9 +172,9 @@ mod tests {
         let taken = pending.take([1, 2, 3].into_iter());
         assert_eq!(taken.all.shares().collect::<Vec<_>>(), [(Some(Kind::Write), 1.0), (Some(Kind::Read), 0.0)]);
         let mut commit = Causes::default();
-        let _span = ForMany::of(Many::of_span(9, &taken.all));
+        let _span = ForMany::of(Some(Many::of_span(9, &taken.all)));
         for (inode, bytes) in [(1, 64), (2, 32), (2, 32)] {
-            let _file = ForMany::of(taken.of(inode).unwrap());
+            let _file = ForMany::of(Some(taken.of(inode).unwrap()));
             add_current(&mut commit, 5, bytes);
         }
         assert_eq!(commit.counts().collect::<Vec<_>>(), [(Some(Kind::Write), 1), (Some(Kind::Read), 10)]);

@@ -3,7 +3,7 @@
 use super::causes::{Cause, Causes, NAMED_MAX};
 use super::detail::Detail;
 use super::kind::Kind;
-use super::varint::{put, put_signed, take, take_signed};
+use super::varint::{self, Out, put, put_signed, take, take_signed};
 use cffs_device::{IoKind, Purpose};
 
 /// Most arguments of a record.
@@ -102,22 +102,41 @@ impl Record {
     }
 }
 
+/// Most bytes of what every record has: three of one byte, five numbers and the arguments.
+const HEAD_MAX: usize = 3 + (5 + ARGS_MAX) * varint::MAX;
+
+/// What every record has, put together where no memory is asked for.
+struct Head {
+    bytes: [u8; HEAD_MAX],
+    len: usize,
+}
+
+impl Out for Head {
+    #[inline]
+    fn push(&mut self, byte: u8) {
+        self.bytes[self.len] = byte;
+        self.len += 1;
+    }
+}
+
 /// Appends a record, without its thread. `before` is when the record before it in the buffer began.
 pub(super) fn encode(out: &mut Vec<u8>, r: &Record, before: u64) {
     let args = r.kind.arg_names().len().min(ARGS_MAX);
     let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-    out.push(r.kind as u8);
+    let mut head = Head { bytes: [0; HEAD_MAX], len: 0 };
+    head.push(r.kind as u8);
     let follows = flag(r.causes.is_some(), HAS_CAUSES) | flag(r.transaction != 0, HAS_TRANSACTION);
-    out.push(args as u8 | follows | flag(r.detail.is_some(), HAS_DETAIL));
-    put(out, r.id);
-    put(out, r.cause.span);
-    out.push(r.cause.origin.map_or(0, |k| k as u8));
-    put_signed(out, r.start.wrapping_sub(before) as i64);
-    put(out, r.duration);
-    r.args[..args].iter().for_each(|a| put(out, *a));
+    head.push(args as u8 | follows | flag(r.detail.is_some(), HAS_DETAIL));
+    put(&mut head, r.id);
+    put(&mut head, r.cause.span);
+    head.push(r.cause.origin.map_or(0, |k| k as u8));
+    put_signed(&mut head, r.start.wrapping_sub(before) as i64);
+    put(&mut head, r.duration);
+    r.args[..args].iter().for_each(|a| put(&mut head, *a));
     if r.transaction != 0 {
-        put(out, r.transaction);
+        put(&mut head, r.transaction);
     }
+    out.extend_from_slice(&head.bytes[..head.len]);
     if let Some(causes) = &r.causes {
         put(out, causes.named().len() as u64);
         causes.named().iter().for_each(|span| put(out, *span));

@@ -8,6 +8,7 @@ use super::kind::Kind;
 use super::pending::{Dirtied, ForMany, Many, Pending, add_current};
 use super::record::{ARGS_MAX, Record};
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ pub struct Tracer {
     number: u64,
     /// What is recorded, as [`Classes::bits`].
     classes: AtomicU32,
-    began: Instant,
+    /// When it began, on the clock of [`monotonic`].
+    began: u64,
     next_id: AtomicU64,
     threads: Mutex<Threads>,
     pending: Mutex<Pending>,
@@ -52,12 +54,18 @@ struct Threads {
     drained: Option<Instant>,
 }
 
+/// Nanoseconds of the clock that an [`Instant`] has. Each span reads it twice, so it is read without the steps that an `Instant` takes more.
+fn monotonic() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
 impl Default for Tracer {
     fn default() -> Tracer {
         Tracer {
             number: TRACERS.fetch_add(1, Ordering::Relaxed),
             classes: AtomicU32::new(0),
-            began: Instant::now(),
+            began: monotonic(),
             next_id: AtomicU64::new(1),
             threads: Mutex::default(),
             pending: Mutex::default(),
@@ -155,7 +163,7 @@ impl Tracer {
 
     /// Nanoseconds on the clock of the trace.
     pub(super) fn now(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        monotonic().saturating_sub(self.began)
     }
 
     /// Begins a span, which ends when it is dropped. What begins in this thread meanwhile is caused by it.
@@ -174,6 +182,15 @@ impl Tracer {
             0 => Span(None),
             on => self.open(kind, args, Some(cause), on),
         }
+    }
+
+    /// The same for work that nothing in this file system has caused, and in a thread that may work for many of another one.
+    pub(super) fn span_for_nobody(&self, kind: Kind) -> Span<'_> {
+        let mut span = self.span_for(Cause::default(), kind, [0; ARGS_MAX]);
+        if let Some(open) = &mut span.0 {
+            open.on_behalf = Some(ForMany::of(None));
+        }
+        span
     }
 
     /// The cause of what this thread leaves in a queue.
@@ -373,7 +390,7 @@ impl Span<'_> {
         let whom = Many::of_span(open.record.id, all);
         match &mut open.on_behalf {
             Some(on_behalf) => on_behalf.change(whom),
-            none => *none = Some(ForMany::of(whom)),
+            none => *none = Some(ForMany::of(Some(whom))),
         }
         // Where nobody has it done, what it does is counted for the operation that most causes come from.
         let here = Cause::current();
@@ -385,7 +402,7 @@ impl Span<'_> {
 
 impl Drop for Span<'_> {
     fn drop(&mut self) {
-        let Some(mut open) = self.0.take() else { return };
+        let Some(open) = &mut self.0 else { return };
         open.before.set_current();
         let joined = JOINED.get();
         // Whatever it is a part of has joined the transaction as well.

@@ -1,7 +1,22 @@
 //! Numbers of variable length: seven bits in a byte, the lowest first; the highest bit says that more follow.
 
+/// Longest number, in bytes.
+pub(super) const MAX: usize = 10;
+
+/// Where bytes are appended.
+pub(super) trait Out {
+    fn push(&mut self, byte: u8);
+}
+
+impl Out for Vec<u8> {
+    fn push(&mut self, byte: u8) {
+        Vec::push(self, byte);
+    }
+}
+
 /// Appends a number.
-pub(super) fn put(out: &mut Vec<u8>, mut n: u64) {
+#[inline]
+pub(super) fn put(out: &mut impl Out, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
         n >>= 7;
@@ -10,7 +25,8 @@ pub(super) fn put(out: &mut Vec<u8>, mut n: u64) {
 }
 
 /// Appends a number that may be negative: small ones of either sign are short.
-pub(super) fn put_signed(out: &mut Vec<u8>, n: i64) {
+#[inline]
+pub(super) fn put_signed(out: &mut impl Out, n: i64) {
     put(out, (n << 1 ^ n >> 63) as u64);
 }
 
