@@ -36,6 +36,8 @@ pub enum Work {
     Scrub,
     /// A member of a mirror gets what it lacks.
     Resync,
+    /// Somebody else uses the disks: another file system on them, which has an observer of its own.
+    Other,
 }
 
 /// For whom work is left to be done. What is in it is the observer's.

@@ -23,6 +23,7 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A snapshot or a branch by what it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -460,7 +461,7 @@ impl LogDisk {
         let b = b.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")))?;
         b.opened += 1;
         drop(state);
-        Ok(BranchDevice { shared: self.shared.clone(), branch })
+        Ok(BranchDevice { shared: self.shared.clone(), branch, other: AtomicBool::default() })
     }
 
     /// A snapshot as a device that cannot be written. It cannot be deleted while it is open.
@@ -473,7 +474,7 @@ impl LogDisk {
         let s = s.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no snapshot {id}")))?;
         s.opened += 1;
         drop(state);
-        Ok(SnapshotDevice { shared: self.shared.clone(), id })
+        Ok(SnapshotDevice { shared: self.shared.clone(), id, other: AtomicBool::default() })
     }
 
     /// The byte ranges (offset, length) in which a later snapshot, or the branch itself as of now (`None`), differs from
@@ -519,6 +520,18 @@ impl LogDisk {
 pub struct BranchDevice {
     shared: Arc<Shared>,
     branch: u32,
+    /// The file system on it is another one than that which observes the disks.
+    other: AtomicBool,
+}
+
+impl BranchDevice {
+    /// It is for a file system to be mounted on. Where another one observes the disks, that one is told whose requests these are, from
+    /// the first one on.
+    #[must_use]
+    pub fn to_be_mounted(self) -> Self {
+        self.other.store(true, Ordering::Relaxed);
+        self
+    }
 }
 
 impl Drop for BranchDevice {
@@ -539,31 +552,34 @@ impl Device for BranchDevice {
     }
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.shared.read(offset, bufs, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
+        let pieces = |state: &State, first, blocks| state.branch_pieces(self.branch, first, blocks);
+        self.shared.serve(&self.other, |shared| shared.read(offset, bufs, &pieces))
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        self.shared.read_batch(requests, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
+        let pieces = |state: &State, first, blocks| state.branch_pieces(self.branch, first, blocks);
+        self.shared.serve(&self.other, |shared| shared.read_batch(requests, &pieces))
     }
 
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
-        self.shared.together(offset, range, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
+        let pieces = |state: &State, first, blocks| state.branch_pieces(self.branch, first, blocks);
+        self.shared.serve(&self.other, |shared| shared.together(offset, range, &pieces))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        self.shared.write(self.branch, &[WriteRequest { kind, offset, bufs: bufs.to_vec() }])
+        self.write_batch(&[WriteRequest { kind, offset, bufs: bufs.to_vec() }])
     }
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write(self.branch, requests)
+        self.shared.serve(&self.other, |shared| shared.write(self.branch, requests))
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.shared.flush()
+        self.shared.serve(&self.other, Shared::flush)
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.shared.discard(self.branch, offset, len)
+        self.shared.serve(&self.other, |shared| shared.discard(self.branch, offset, len))
     }
 
     fn space(&self) -> Option<DeviceSpace> {
@@ -575,16 +591,16 @@ impl Device for BranchDevice {
     }
 
     fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write_atomic(self.branch, requests)
+        self.shared.serve(&self.other, |shared| shared.write_atomic(self.branch, requests))
     }
 
     fn finish(&self) -> io::Result<()> {
-        self.shared.finish()
+        self.shared.serve(&self.other, Shared::finish)
     }
 
     /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.shared.observe_unless_observed(observer);
+        self.other.store(self.shared.observe_unless_observed(observer), Ordering::Relaxed);
         true
     }
 
@@ -668,9 +684,19 @@ impl Device for LogDisk {
 pub struct SnapshotDevice {
     shared: Arc<Shared>,
     id: u64,
+    /// As that of a branch.
+    other: AtomicBool,
 }
 
 impl SnapshotDevice {
+    /// It is for a file system to be mounted on. Where another one observes the disks, that one is told whose requests these are, from
+    /// the first one on.
+    #[must_use]
+    pub fn to_be_mounted(self) -> Self {
+        self.other.store(true, Ordering::Relaxed);
+        self
+    }
+
     fn pieces(&self, state: &State, first: u64, blocks: u64) -> io::Result<Vec<Piece>> {
         let s = state.catalog.snapshots.get(&self.id);
         let s = s.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the snapshot is gone"))?;
@@ -696,15 +722,18 @@ impl Device for SnapshotDevice {
     }
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.shared.read(offset, bufs, &|state, first, blocks| self.pieces(state, first, blocks))
+        let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
+        self.shared.serve(&self.other, |shared| shared.read(offset, bufs, &pieces))
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        self.shared.read_batch(requests, &|state, first, blocks| self.pieces(state, first, blocks))
+        let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
+        self.shared.serve(&self.other, |shared| shared.read_batch(requests, &pieces))
     }
 
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
-        self.shared.together(offset, range, &|state, first, blocks| self.pieces(state, first, blocks))
+        let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
+        self.shared.serve(&self.other, |shared| shared.together(offset, range, &pieces))
     }
 
     fn write_vectored(&self, _kind: IoKind, _offset: u64, _bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -729,7 +758,7 @@ impl Device for SnapshotDevice {
 
     /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.shared.observe_unless_observed(observer);
+        self.other.store(self.shared.observe_unless_observed(observer), Ordering::Relaxed);
         true
     }
 

@@ -16,6 +16,7 @@ use std::collections::btree_map::Entry;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the devices of a log disk share.
 pub(crate) struct Shared {
@@ -373,12 +374,21 @@ impl Shared {
         self.store.observe(observer);
     }
 
-    /// The same, but who observes already goes on.
-    pub(crate) fn observe_unless_observed(&self, observer: &Arc<dyn Observer>) {
+    /// The same, but who observes already goes on. Whether there was somebody.
+    pub(crate) fn observe_unless_observed(&self, observer: &Arc<dyn Observer>) -> bool {
         let observed = self.state.lock().observed.observer().is_some();
         if !observed {
             self.observe(observer);
         }
+        observed
+    }
+
+    /// Does something for a snapshot or a branch. Who observes the disks is told if it is for `other` than its own file system.
+    pub(crate) fn serve<T>(&self, other: &AtomicBool, f: impl FnOnce(&Shared) -> T) -> T {
+        let other = other.load(Ordering::Relaxed);
+        let observed = if other { self.observed.read().clone() } else { Observed::default() };
+        let _other = observed.work_for_all(Work::Other);
+        f(self)
     }
 
     /// A disk that can only be read has nothing to store.

@@ -13,8 +13,10 @@ pub use upkeep::{clone, create, delete, device, finish_deletions, open};
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cffs::device::MemoryDevice;
+    use cffs::trace::{Causes, Classes, Item, Kind, Reader, Record, frame};
     use cffs::{Caller, Error, Fs, MkfsOptions, MountOptions, ROOT_INO};
-    use cffs_logdisk::{LogDisk, LogOptions, MemoryStore};
+    use cffs_logdisk::{ImageOptions, ImageStore, LogDisk, LogOptions, MemoryStore};
     use std::sync::Arc;
 
     fn write(fs: &Fs, name: &str, data: &[u8]) {
@@ -80,6 +82,67 @@ mod tests {
         assert!(list(&disk).is_empty() && delete(&disk, "monday").is_err());
         assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
         fs.close().unwrap();
+    }
+
+    /// Requests of disks that are in a trace, with the spans that have caused them.
+    fn traced(frames: &[u8]) -> Vec<(Record, Option<Record>)> {
+        let file = [&frame::HEADER[..], frames].concat();
+        let mut reader = Reader::new(&file[..]).unwrap();
+        let all: Vec<Record> = std::iter::from_fn(|| reader.next_item().unwrap())
+            .filter_map(|item| if let Item::Span(r) = item { Some(r) } else { None })
+            .collect();
+        let cause = |r: &Record| all.iter().find(|c| c.id == r.cause.span).cloned();
+        all.iter().filter(|r| r.request().is_some()).map(|r| (r.clone(), cause(r))).collect()
+    }
+
+    #[test]
+    fn requests_for_a_snapshot_or_clone_are_in_the_trace_of_the_disks_with_their_cause() {
+        let memory: Arc<dyn cffs::device::Device> = Arc::new(MemoryDevice::new(64 << 20));
+        let options = ImageOptions { uuid: [1; 16], slot_bytes: 256 << 10 };
+        let store = Arc::new(ImageStore::format(memory, &options).unwrap());
+        let disk = Arc::new(LogDisk::format(store, 256 << 20, &LogOptions::default()).unwrap());
+        cffs::mkfs(&*disk, None, &MkfsOptions::default().log_bytes(Some(cffs::mkfs::log_bytes_min(4096)))).unwrap();
+        let fs = Fs::open(disk.clone(), None, MountOptions::default().background(false)).unwrap();
+        write(&fs, "file", &[1; 1 << 20]);
+        fs.sync().unwrap();
+        create(&disk, None, "then").unwrap();
+        clone(&disk, "then", "again").unwrap();
+        let recording = fs.tracer().start(Classes::ALL);
+        let of_live = || traced(&fs.tracer().read(recording, usize::MAX).unwrap());
+        for (name, own) in [("then", false), ("then", true), ("again", false), ("again", true)] {
+            let writes = name == "again";
+            let options = MountOptions::default().read_only(!writes).background(false);
+            let other = Fs::open(device(&disk, name).unwrap(), None, options).unwrap();
+            if own {
+                other.tracer().start(Classes::ALL);
+            }
+            let file = other.lookup(ROOT_INO, b"file").unwrap();
+            let mut data = vec![0; 1 << 20];
+            assert_eq!(other.read(file.ino, 0, &mut data).unwrap(), data.len());
+            if writes {
+                other.write(Caller::ROOT, file.ino, 0, &[2; 10_000]).unwrap();
+                other.fsync(file.ino, false).unwrap();
+            }
+            other.forget(file.ino, 1);
+            other.close().unwrap();
+            let requests = of_live();
+            assert!(requests.iter().any(|(r, _)| r.kind == Kind::DeviceRead), "{name}");
+            assert_eq!(requests.iter().any(|(r, _)| r.kind == Kind::DeviceWrite), writes, "{name}");
+            for (r, cause) in requests {
+                let cause = cause.unwrap_or_else(|| panic!("{name}: without a cause: {r:?}"));
+                assert_eq!(r.cause.origin, Some(Kind::OtherMount), "{name}: {r:?}");
+                assert!(
+                    matches!(cause.kind, Kind::OtherMount | Kind::Batch | Kind::MapCheckpoint),
+                    "{name}: {cause:?}"
+                );
+                let of_others = |c: &Causes| c.counts().all(|(kind, _)| kind == Some(Kind::OtherMount));
+                assert!(cause.causes.as_deref().is_none_or(of_others), "{name}: {cause:?}");
+            }
+        }
+        // What the file system itself asks for is its own again.
+        write(&fs, "file", &[3; 10_000]);
+        fs.sync().unwrap();
+        assert!(of_live().iter().all(|(r, _)| r.cause.origin == Some(Kind::Sync)));
     }
 
     /// A file system whose device is nearly full of one file, of so many bytes.

@@ -100,8 +100,8 @@ pub fn clone(disk: &LogDisk, name: &str, clone: &str) -> Result<u32> {
 /// [`Error::Invalid`] if there is none; those of the log disk.
 pub fn device(disk: &LogDisk, name: &str) -> Result<Arc<dyn Device>> {
     Ok(match find(disk, name)? {
-        Named::Snapshot(id) => Arc::new(disk.open_snapshot(id)?),
-        Named::Clone(branch) => Arc::new(disk.branch(branch)?),
+        Named::Snapshot(id) => Arc::new(disk.open_snapshot(id)?.to_be_mounted()),
+        Named::Clone(branch) => Arc::new(disk.branch(branch)?.to_be_mounted()),
     })
 }
 

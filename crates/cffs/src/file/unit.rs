@@ -123,7 +123,7 @@ impl<'a> Unit<'a> {
 
     /// While it lives, transactions are those of who made the file dirty.
     pub(super) fn on_behalf(&self) -> Option<ForMany> {
-        self.for_whom.clone().map(ForMany::of)
+        self.for_whom.clone().map(|whom| ForMany::of(Some(whom)))
     }
 
     /// It moves data, and is no writeback.

@@ -101,6 +101,8 @@ impl Observer for DeviceTracer {
             Work::Manage => Kind::Manage,
             Work::Scrub => Kind::Scrub,
             Work::Resync => Kind::Resync,
+            // Whatever this thread does is of no trace that this tracer has.
+            Work::Other => return Some(Box::new(self.tracer.span_for_nobody(Kind::OtherMount))),
         };
         let mut span = self.tracer.span(kind, [0; 3]);
         if let Some(noted) = noted {

@@ -135,6 +135,8 @@ kinds! {
     Resync = 100, "resync", BACKGROUND, [];
     /// A log disk is opened, and recovers what was written after its last checkpoint.
     Recover = 101, "recover", BACKGROUND, [];
+    /// Another file system on the same log disk uses it: a snapshot or a clone that is mounted beside.
+    OtherMount = 102, "other-mount", BACKGROUND, [];
     /// A disk reads.
     DeviceRead = 110, "device-read", DEVICE, ["offset", "length", "what"];
     /// A disk writes.
@@ -158,7 +160,10 @@ impl Kind {
     /// that moment.
     pub const fn is_origin(self) -> bool {
         self.class().meets(Classes::OP)
-            || matches!(self, Kind::Regroup | Kind::Scrub | Kind::Clean | Kind::Resync | Kind::Recover)
+            || matches!(
+                self,
+                Kind::Regroup | Kind::Scrub | Kind::Clean | Kind::Resync | Kind::Recover | Kind::OtherMount
+            )
     }
 
     /// Whether it is a request of a log disk or a volume.
