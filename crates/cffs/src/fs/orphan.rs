@@ -13,9 +13,15 @@ use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, block_owner,
 use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
-use crate::trace::Kind;
+use crate::trace::{Classes, Kind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// Drops references of a node. Whether these were the last ones, and it has no name, so that it is to be freed.
+fn drop_references(node: &Node, n: u64) -> bool {
+    let before = node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, |r| Some(r.saturating_sub(n)));
+    before.is_ok_and(|r| r <= n) && node.state.read().orphan
+}
 
 impl Fs {
     /// The block of an inode, and the offset in it. While the caller holds the block, changing the inode in a
@@ -74,28 +80,24 @@ impl Fs {
 
     /// Drops references. A file without a name is freed with the last one.
     pub fn forget(&self, ino: Ino, n: u64) {
-        // Nothing of it can fail.
-        let _ = self.op(
-            Kind::Forget,
-            [ino, 0, 0],
-            |d| d.add_number(n),
-            || {
-                if let Some(node) = self.inodes.release(ino, n) {
-                    self.forget_node(&node, n);
-                }
+        // A replay needs to know of references; otherwise there is nothing to tell of one that frees nothing.
+        if self.tracer().classes().meets(Classes::REPLAY) {
+            let forget = || {
+                self.inodes.release(ino, n).iter().for_each(|node| self.forget_node(node, n));
                 Ok(())
-            },
-        );
+            };
+            // Nothing of it can fail.
+            let _ = self.op(Kind::Forget, [ino, 0, 0], |d| d.add_number(n), forget);
+        } else if let Some(node) = self.inodes.release(ino, n).filter(|node| drop_references(node, n)) {
+            let _span = self.span(Kind::Forget, [ino, 0, 0]);
+            self.reclaim_or_log(&node);
+        }
     }
 
     /// As [`Fs::forget`], for a caller with the node, because its number may belong to another file by now.
     pub(super) fn forget_node(&self, node: &Arc<Node>, n: u64) {
-        let before = node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, |r| Some(r.saturating_sub(n)));
-        if before.is_ok_and(|r| r <= n) {
-            let gone = { node.state.read().orphan };
-            if gone {
-                self.reclaim_or_log(node);
-            }
+        if drop_references(node, n) {
+            self.reclaim_or_log(node);
         }
     }
 

@@ -23,6 +23,8 @@ pub(super) struct ThreadBuffer {
 struct Contents {
     /// Records, each behind its length (u16).
     bytes: Vec<u8>,
+    /// Memory for the next ones, which has been written to before: new memory costs more than what is written there.
+    spare: Vec<u8>,
     /// When the record before the first of `bytes` began, and the last one: what their times are relative to.
     base: u64,
     before: u64,
@@ -73,22 +75,25 @@ impl ThreadBuffer {
 
     /// Moves everything to `out`, as frames.
     pub(super) fn drain(&self, out: &mut Vec<u8>) {
-        let (bytes, base, lost, named) = {
+        let (mut bytes, base, lost, named) = {
             let c = &mut *self.contents.lock();
             if c.bytes.is_empty() && c.lost == 0 {
                 // A thread that rests has no memory for it.
-                c.bytes = Vec::new();
+                (c.bytes, c.spare) = Default::default();
                 return;
             }
             let base = mem::replace(&mut c.base, c.before);
             c.spans = 0;
+            let mut next = mem::take(&mut c.spare);
             // The next records are likely to need as much; to grow by and by would copy them again and again.
-            let bytes = Vec::with_capacity(c.bytes.len());
-            (mem::replace(&mut c.bytes, bytes), base, mem::take(&mut c.lost), mem::replace(&mut c.named, true))
+            next.reserve(c.bytes.len());
+            (mem::replace(&mut c.bytes, next), base, mem::take(&mut c.lost), mem::replace(&mut c.named, true))
         };
         if !named {
             frame::put_thread(out, self.thread, &self.name);
         }
         frame::put_spans(out, self.thread, lost, base, &bytes);
+        bytes.clear();
+        self.contents.lock().spare = bytes;
     }
 }

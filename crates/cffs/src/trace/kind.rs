@@ -89,7 +89,7 @@ kinds! {
     Getxattr = 24, "getxattr", OP, ["inode"];
     /// Extended attributes change.
     Setxattr = 25, "setxattr", OP, ["inode"];
-    /// References are given back; an unlinked file may go with the last one.
+    /// References are given back, and an unlinked file goes with the last one; for a replay, those of any file.
     Forget = 26, "forget", OP, ["inode"];
     /// Free space is discarded.
     Trim = 27, "trim", OP, [];
