@@ -60,11 +60,12 @@ impl Observer for DeviceTracer {
 
     fn request(&self, disk: usize, operation: Operation, parts: &[Part], make: &mut dyn FnMut() -> bool) {
         let kind = self.kind(operation);
-        let Some(start) = self.tracer.begin_leaf(kind) else {
+        let Some(began) = self.tracer.begin_leaf(kind) else {
             make();
             return;
         };
         let failed = !make();
+        let start = began.start;
         let duration = self.tracer.now().saturating_sub(start);
         for part in parts {
             let request = Request {
@@ -209,6 +210,27 @@ mod tests {
             (Kind::DeviceDiscard, IoKind::Super, 0, 4096, 1),
         ];
         assert_eq!(got, want);
+    }
+
+    #[test]
+    fn a_request_that_is_in_flight_when_a_recording_ends_belongs_to_it() {
+        let tracer: Arc<Tracer> = Arc::default();
+        let observer = DeviceTracer::new(tracer.clone(), Place::Disk);
+        let recording = tracer.start(Classes::ALL);
+        let parts = [Part { kind: IoKind::Data, offset: 0, len: 512 }];
+        observer.request(0, Operation::Read, &parts, &mut || {
+            assert_eq!(tracer.in_flight(), 1);
+            tracer.switch(recording, Classes::NONE)
+        });
+        observer.request(0, Operation::Read, &parts, &mut || tracer.in_flight() == 0);
+        assert_eq!(tracer.in_flight(), 0);
+        let file = [&HEADER[..], &tracer.read(recording, usize::MAX).unwrap()].concat();
+        let mut reader = Reader::new(&file[..]).unwrap();
+        let mut requests = 0;
+        while let Some(item) = reader.next_item().unwrap() {
+            requests += usize::from(matches!(item, Item::Span(r) if r.kind == Kind::DeviceRead));
+        }
+        assert_eq!(requests, 1, "and none that began afterwards");
     }
 
     #[test]

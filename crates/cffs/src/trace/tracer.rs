@@ -39,6 +39,8 @@ pub struct Tracer {
     /// When it began, on the clock of [`monotonic`].
     began: u64,
     next_id: AtomicU64,
+    /// Requests that will be recorded when they end.
+    in_flight: AtomicU64,
     threads: Mutex<Threads>,
     pending: Mutex<Pending>,
 }
@@ -67,6 +69,7 @@ impl Default for Tracer {
             classes: AtomicU32::new(0),
             began: monotonic(),
             next_id: AtomicU64::new(1),
+            in_flight: AtomicU64::new(0),
             threads: Mutex::default(),
             pending: Mutex::default(),
         }
@@ -141,6 +144,11 @@ impl Tracer {
             }
         }
         Some(out)
+    }
+
+    /// Requests of devices that have begun while they were recorded, and have not ended. Whoever ends a recording and waits for them has them.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Acquire)
     }
 
     /// What is recorded at this moment.
@@ -260,10 +268,13 @@ impl Tracer {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// When something begins that causes nothing itself. `None` if its class is off.
+    /// A request begins, which causes nothing itself. `None` if its class is off.
     #[inline]
-    pub(super) fn begin_leaf(&self, kind: Kind) -> Option<u64> {
-        (self.on() & kind.class().bits() != 0).then(|| self.now())
+    pub(super) fn begin_leaf(&self, kind: Kind) -> Option<InFlight<'_>> {
+        (self.on() & kind.class().bits() != 0).then(|| {
+            self.in_flight.fetch_add(1, Ordering::Relaxed);
+            InFlight { tracer: self, start: self.now() }
+        })
     }
 
     /// Records it.
@@ -322,6 +333,19 @@ impl Tracer {
 impl std::fmt::Debug for Tracer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tracer").field("classes", &self.classes()).finish_non_exhaustive()
+    }
+}
+
+/// A request that will be recorded. It is in flight until this is dropped, after that.
+pub(super) struct InFlight<'a> {
+    tracer: &'a Tracer,
+    /// When it began.
+    pub(super) start: u64,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.tracer.in_flight.fetch_sub(1, Ordering::Release);
     }
 }
 
