@@ -184,6 +184,7 @@ impl Session {
                 _ => Ok(()),
             },
         };
+        self.unmounter.wait_for_others();
         // After an error the mount may still exist, and nobody would answer.
         let _ = self.unmounter.abort();
         if self.state.panicked() {

@@ -170,6 +170,12 @@ impl Unmounter {
         self.abort()
     }
 
+    /// Waits for an unmount that another thread is at. The first of several places can end the session, and the others are to go as well
+    /// before the program does.
+    pub(crate) fn wait_for_others(&self) {
+        drop(self.busy.lock());
+    }
+
     /// Ends the mount at once, at all places and even if it is in use. Data in mappings is lost.
     pub(crate) fn abort(&self) -> io::Result<()> {
         let places = self.places()?;
