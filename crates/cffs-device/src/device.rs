@@ -66,6 +66,11 @@ pub trait Device: Send + Sync {
     fn width(&self) -> usize {
         self.below().map_or(1, Device::width)
     }
+    /// What begins at a multiple of so many bytes and is as long has as much on each of several devices. 0 where nothing divides what is written
+    /// so.
+    fn stripe(&self) -> u64 {
+        self.below().map_or(0, Device::stripe)
+    }
     /// Fills `bufs` from `offset` on, as one request.
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()>;
     /// Writes `bufs` from `offset` on, as one request.

@@ -23,6 +23,9 @@ macro_rules! forward {
             fn max_request(&self) -> usize {
                 (**self).max_request()
             }
+            fn stripe(&self) -> u64 {
+                (**self).stripe()
+            }
             fn width(&self) -> usize {
                 (**self).width()
             }
@@ -124,6 +127,9 @@ mod tests {
         fn width(&self) -> usize {
             5
         }
+        fn stripe(&self) -> u64 {
+            6
+        }
         fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
             self.0.read_vectored(kind, offset, bufs)
         }
@@ -189,7 +195,7 @@ mod tests {
         ];
         for (name, d) in wrappers {
             assert_eq!((d.len(), d.sector_size(), d.max_request(), d.width()), (1 << 20, 4096, 4096, 5), "{name}");
-            assert_eq!((d.takes(&[]), d.can_discard(), d.read_only()), (false, false, true), "{name}");
+            assert_eq!((d.takes(&[]), d.can_discard(), d.read_only(), d.stripe()), (false, false, true, 6), "{name}");
             assert_eq!((d.together(7, 0..99), d.space(), d.atomic_max()), (7..8, Some(SPACE), 77), "{name}");
             let mut buf = [9; 2];
             d.read_copy(IoKind::Data, 2, 0, &mut buf).unwrap();

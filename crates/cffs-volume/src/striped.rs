@@ -186,20 +186,28 @@ impl Device for Striped {
             }
         }
         jobs.retain(|(_, list)| !list.is_empty());
-        run(&self.pool, jobs, |(part, list)| {
-            // Only what has one buffer can be a part of a batch.
-            let (mut long, mut short): (Vec<Run<'_>>, Vec<Run<'_>>) = list.into_iter().partition(|r| r.2.len() > 1);
-            let mut batch: Vec<ReadRequest<'_>> = short
-                .iter_mut()
-                .filter_map(|(kind, offset, bufs)| {
-                    Some(ReadRequest { kind: *kind, offset: *offset, buf: bufs.first_mut()? })
-                })
-                .collect();
-            if !batch.is_empty() {
-                part.device.read_batch(&mut batch)?;
-            }
-            long.iter_mut().try_for_each(|(kind, offset, bufs)| part.device.read_vectored(*kind, *offset, bufs))
+        run(&self.pool, jobs, |(part, mut list)| {
+            // Only what has one buffer can be a part of a batch. The order stays, because a disk would turn back for what was left out.
+            list.chunk_by_mut(|a, b| a.2.len() == 1 && b.2.len() == 1).try_for_each(|runs| match runs {
+                [(kind, offset, bufs)] => part.device.read_vectored(*kind, *offset, bufs),
+                short => {
+                    let mut batch: Vec<ReadRequest<'_>> = short
+                        .iter_mut()
+                        .filter_map(|(kind, offset, bufs)| {
+                            Some(ReadRequest { kind: *kind, offset: *offset, buf: bufs.first_mut()? })
+                        })
+                        .collect();
+                    part.device.read_batch(&mut batch)
+                }
+            })
         })
+    }
+
+    fn stripe(&self) -> u64 {
+        match self.layout {
+            Layout::Stripe { unit, members } => unit.saturating_mul(members),
+            Layout::Concat(_) => 0,
+        }
     }
 
     fn width(&self) -> usize {

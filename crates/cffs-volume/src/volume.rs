@@ -621,6 +621,9 @@ impl Device for Volume {
     fn width(&self) -> usize {
         self.inner().width()
     }
+    fn stripe(&self) -> u64 {
+        self.inner().stripe()
+    }
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.inner().read_vectored(kind, offset, bufs)
     }

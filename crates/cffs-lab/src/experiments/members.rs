@@ -62,8 +62,9 @@ fn candidates(disks: &[Arc<SimDevice>]) -> Vec<Candidate> {
 /// # Errors
 /// Those of the volume.
 pub fn open_members(disks: &[Arc<SimDevice>], clock: &Arc<Clock>) -> Result<Arc<dyn Device>> {
-    // Everything happens in the thread of the caller: so each run gives the same figures.
-    let options = OpenOptions { depth: 1, ..OpenOptions::default() };
+    // Everything happens in the thread of the caller: so each run gives the same figures. Whoever has done with a volume closes it: what is opened next is
+    // not as after a crash.
+    let options = OpenOptions { depth: 1, close_on_drop: true, ..OpenOptions::default() };
     let volume = open(&candidates(disks), &options)?;
     let max_request = disks.first().map_or(0, |d| d.max_request());
     let mirror = volume.kind() == Kind::Mirror;

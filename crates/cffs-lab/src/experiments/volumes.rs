@@ -134,15 +134,19 @@ fn overwrite_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
     measured(harness, |fs, _| with_file(fs, |ino| write_file(fs, ino, calls)))
 }
 
+/// With the thread that reads ahead, as in a mount.
 fn read_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
-    measured(harness, |fs, clock| {
+    harness.set_background(true);
+    let read = measured(harness, |fs, clock| {
         with_file(fs, |ino| {
             threads(clock, calls.threads, |n| {
                 let mut buf = vec![0; calls.call as usize];
                 calls.of(n).try_for_each(|(at, len)| Ok(fs.read(ino, at, &mut buf[..len]).map(drop)?))
             })
         })
-    })
+    });
+    harness.set_background(false);
+    read
 }
 
 /// Random reads by several threads.

@@ -1,9 +1,10 @@
 //! Members that each have everything.
 //!
-//! From below: `shadow` (what was overwritten after a crash), `state` (who is there, and how a change is recorded), `failure` (a member is dropped), `intent` (which regions may
+//! From below: `divide` (who reads what, of several reads), `shadow` (what was overwritten after a crash), `state` (who is there, and how a change is recorded), `failure` (a member is dropped), `intent` (which regions may
 //! differ), `write`, `read`, `repair`, `resync`, `scrub`, `membership`; `device` puts them behind the trait.
 
 mod device;
+mod divide;
 mod failure;
 mod intent;
 mod membership;

@@ -1,5 +1,6 @@
 //! Reads: from whoever has least to do, and from another one where that one fails.
 
+use super::divide::{Reader, divide};
 use super::state::{Member, Mirror, State, add};
 use crate::buffers::{CutterMut, total_mut};
 use crate::superblock::Uuid;
@@ -11,11 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 fn read_member(m: &Member, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
     let Some(device) = &m.device else { return Err(io::ErrorKind::NotFound.into()) };
-    m.load.in_flight.fetch_add(1, Ordering::Relaxed);
-    let result = device.read_vectored(kind, m.data_offset + offset, bufs);
-    m.load.in_flight.fetch_sub(1, Ordering::Relaxed);
-    m.load.position.store(offset + total_mut(bufs), Ordering::Relaxed);
-    result
+    let len = total_mut(bufs);
+    m.load.during(1, len, offset + len, || device.read_vectored(kind, m.data_offset + offset, bufs))
 }
 
 impl Mirror {
@@ -216,7 +214,7 @@ impl Mirror {
         }
     }
 
-    /// Several reads, divided among the members: long ones where a device would divide them too.
+    /// Several reads, divided among the members ([`super::divide`]): long ones where a device would divide them too.
     pub(super) fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let mut again: Vec<usize> = Vec::new();
         {
@@ -226,35 +224,32 @@ impl Mirror {
                 serving.iter().map(|_| (Vec::new(), Vec::new())).collect();
             let most = serving.iter().filter_map(|m| m.device.as_ref()).map(|d| d.max_request()).min().unwrap_or(0);
             let most = (most as u64 / self.unit()).max(1) * self.unit();
-            // What is together on the volume goes to one member, if all of them have as much to do: a part of it would be in its way there.
-            let idle = serving.iter().all(|m| m.load.in_flight.load(Ordering::Relaxed) == 0);
-            let all: u64 = requests.iter().map(|r| r.buf.len() as u64).sum();
-            let share = all.div_ceil(serving.len().max(1) as u64).next_multiple_of(most);
-            let mut before = 0;
+            let mut pieces: Vec<(usize, ReadRequest<'_>)> = Vec::new();
             for (i, r) in requests.iter_mut().enumerate() {
-                let regions = self.regions_of((r.offset, r.offset + r.buf.len() as u64));
-                if self.must_sync(&state, regions.clone()) {
+                if self.must_sync(&state, self.regions_of((r.offset, r.offset + r.buf.len() as u64))) {
                     again.push(i);
                     continue;
                 }
-                let mut offset = r.offset;
-                for piece in r.buf.chunks_mut(most as usize) {
-                    let len = piece.len() as u64;
-                    let busy = |n: usize| serving[n].load.in_flight.load(Ordering::Relaxed) + lists[n].1.len() as u64;
-                    let is_fresh = |n: usize| !serving[n].stale.touches(regions.clone());
-                    let of_share = (before / share) as usize;
-                    let of_share = (idle && of_share < serving.len() && is_fresh(of_share)).then_some(of_share);
-                    let chosen =
-                        of_share.or_else(|| (0..serving.len()).filter(|n| is_fresh(*n)).min_by_key(|n| busy(*n)));
-                    let Some(n) = chosen else {
-                        again.push(i);
-                        break;
-                    };
-                    lists[n].0.push(i);
-                    let request = ReadRequest { kind: r.kind, offset: serving[n].data_offset + offset, buf: piece };
-                    lists[n].1.push(request);
-                    (before, offset) = (before + len, offset + len);
+                for (buf, n) in r.buf.chunks_mut(most as usize).zip(0..) {
+                    pieces.push((i, ReadRequest { kind: r.kind, offset: r.offset + n * most, buf }));
                 }
+            }
+            let places: Vec<(u64, u64)> = pieces.iter().map(|(_, r)| (r.offset, r.buf.len() as u64)).collect();
+            let load = |m: &&Member| Reader {
+                bytes: m.load.bytes.load(Ordering::Relaxed),
+                position: m.load.position.load(Ordering::Relaxed),
+            };
+            let readers: Vec<Reader> = serving.iter().map(load).collect();
+            for ((i, request), n) in pieces.into_iter().zip(divide(&places, &readers, most)) {
+                let regions = self.regions_of((request.offset, request.offset + request.buf.len() as u64));
+                let is_fresh = |n: &usize| !serving[*n].stale.touches(regions.clone());
+                let other = || (0..serving.len()).filter(is_fresh).min_by_key(|n| lists[*n].1.len());
+                let Some(n) = Some(n).filter(is_fresh).or_else(other) else {
+                    again.push(i);
+                    continue;
+                };
+                lists[n].0.push(i);
+                lists[n].1.push(request);
             }
             let jobs: Vec<Mutex<_>> = serving.iter().zip(lists).map(Mutex::new).collect();
             let failed = Mutex::new(Vec::new());
@@ -262,10 +257,11 @@ impl Mirror {
             self.pool.run(jobs.len(), &|n| {
                 let (m, (numbers, list)) = &mut *jobs[n].lock();
                 let Some(device) = m.device.as_ref().filter(|_| !list.is_empty()) else { return };
-                m.load.in_flight.fetch_add(list.len() as u64, Ordering::Relaxed);
-                let result = behalf.run(|| device.read_batch(list));
-                m.load.in_flight.fetch_sub(list.len() as u64, Ordering::Relaxed);
-                if result.is_err() {
+                let bytes = list.iter().map(|r| r.buf.len() as u64).sum();
+                let end = list.last().map_or(0, |r| r.offset + r.buf.len() as u64);
+                let reads = list.len() as u64;
+                list.iter_mut().for_each(|r| r.offset += m.data_offset);
+                if m.load.during(reads, bytes, end, || behalf.run(|| device.read_batch(list))).is_err() {
                     failed.lock().append(numbers);
                 }
             });

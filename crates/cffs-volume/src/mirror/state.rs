@@ -72,9 +72,24 @@ pub(super) fn add(counter: &AtomicU64, n: u64) {
 /// What a choice of a member to read from goes by.
 #[derive(Default)]
 pub(super) struct Load {
+    /// Reads in flight, and their bytes.
     pub(super) in_flight: AtomicU64,
+    pub(super) bytes: AtomicU64,
     /// Where the last read ended.
     pub(super) position: AtomicU64,
+}
+
+impl Load {
+    /// Does so many reads, of so many bytes in all, of which the last one ends at `end`.
+    pub(super) fn during<R>(&self, reads: u64, bytes: u64, end: u64, work: impl FnOnce() -> R) -> R {
+        self.in_flight.fetch_add(reads, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let result = work();
+        self.in_flight.fetch_sub(reads, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.position.store(end, Ordering::Relaxed);
+        result
+    }
 }
 
 pub(crate) struct Member {

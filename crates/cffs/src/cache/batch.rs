@@ -7,7 +7,6 @@ use crate::trace::{Causes, Kind as Trace};
 use cffs_buf::AlignedBuf;
 use cffs_device::{IoKind, Purpose, ReadRequest};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Cache {
@@ -19,18 +18,39 @@ impl Cache {
         self.read_claimed(claimed, Demand::Requested)
     }
 
-    /// Reads what the readahead thread was asked for, several requests in flight.
+    /// Marks the blocks of runs as in flight that are not there and not on their way. Returns these.
+    pub(super) fn claim_ahead(&self, requests: Vec<ReadaheadRequest>) -> Vec<ReadaheadRequest> {
+        let claim = |(cause, kind, range): ReadaheadRequest| {
+            let runs = self.shard(range.start).shard.lock().claim_missing(range);
+            runs.into_iter().map(move |run| (cause, kind, run))
+        };
+        requests.into_iter().flat_map(claim).collect()
+    }
+
+    /// The blocks of a run are not in flight any more, and were not read.
+    pub(super) fn release(&self, run: Range<BlockAddr>) {
+        let ls = self.shard(run.start);
+        ls.shard.lock().in_flight.remove(run);
+        ls.changed.notify_all();
+    }
+
+    /// Reads what the readahead thread was asked for, several requests in flight. The blocks are marked as that already.
     pub(super) fn fill_ahead(&self, requests: Vec<ReadaheadRequest>) {
         let Some((first, ..)) = requests.first() else { return };
         let (mut claimed, mut for_whom) = (Vec::new(), Causes::default());
         let blocks = requests.iter().map(|(_, _, range)| range.end - range.start).sum();
         let mut span = self.tracer().span_for(*first, Trace::Readahead, [requests[0].2.start, blocks, 0]);
-        for (cause, kind, range) in requests {
-            for_whom.add(cause, (range.end - range.start) << self.geo.block_shift);
-            let range = self.together(&(range.start..range.start + 1), range);
-            // Around what is there already, or on its way.
-            let runs = self.shard(range.start).shard.lock().claim_missing(range);
-            claimed.extend(runs.into_iter().map(|run| (kind, run)));
+        for (cause, kind, run) in requests {
+            for_whom.add(cause, (run.end - run.start) << self.geo.block_shift);
+            let here = self.together(&(run.start..run.start + 1), run.clone());
+            if here != run {
+                let mut shard = self.shard(run.start).shard.lock();
+                shard.in_flight.remove(run.clone());
+                shard.in_flight.add(here.clone());
+                drop(shard);
+                self.shard(run.start).changed.notify_all();
+            }
+            claimed.push((kind, here));
         }
         span.add_causes(&for_whom);
         let reads = claimed.len() as u64;
@@ -60,15 +80,18 @@ impl Cache {
         let read = self.dev.read_batch(&mut requests).is_ok();
         drop(requests);
         let mut prefetched = Vec::new();
-        for (_, bytes, run) in claimed {
+        for (kind, bytes, run) in claimed {
+            let blocks = run.clone().zip(bytes.chunks_exact(self.geo.block_size())).filter(|_| read);
+            let bufs: Vec<BufRef> =
+                blocks.map(|(addr, bytes)| Buf::new(addr, AlignedBuf::from_slice(bytes), demand)).collect();
+            if kind == IoKind::Meta && demand == Demand::Prefetched {
+                self.note_directories(bufs.iter().cloned());
+            }
             let ls = self.shard(run.start);
             let mut shard = ls.shard.lock();
-            shard.in_flight.remove(run.clone());
-            for (addr, bytes) in run.zip(bytes.chunks_exact(self.geo.block_size())).filter(|_| read) {
-                let buf = Buf::new(addr, AlignedBuf::from_slice(bytes), demand);
-                prefetched.push(Arc::clone(&buf));
-                self.insert(&mut shard, buf);
-            }
+            shard.in_flight.remove(run);
+            prefetched.extend_from_slice(&bufs);
+            bufs.into_iter().for_each(|buf| self.insert(&mut shard, buf));
             drop(shard);
             ls.changed.notify_all();
         }

@@ -1,6 +1,7 @@
 //! The cache itself: its parts, its limits, and the blocks that are in it.
 
 use super::buf::{Buf, BufRef, Demand};
+use super::outlook::FilesOf;
 use super::prefetch::{Prefetch, PrefetchMode};
 use super::shard::{LockedShard, Shard};
 use super::write_latency::WriteLatency;
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 
 /// Number of independently locked parts; a power of two.
 pub(super) const SHARDS: usize = 64;
@@ -39,6 +40,12 @@ pub(crate) struct CacheCounters {
 /// A run to be read ahead, what it is counted as, and what asked for it.
 pub(super) type ReadaheadRequest = (Cause, IoKind, Range<BlockAddr>);
 
+/// The way to the readahead thread, or to a queue that takes its place.
+pub(super) struct ReadaheadSender {
+    pub(super) send: mpsc::SyncSender<Vec<ReadaheadRequest>>,
+    pub(super) to_thread: bool,
+}
+
 /// The block cache.
 pub struct Cache {
     pub(super) dev: Arc<dyn Device>,
@@ -50,18 +57,20 @@ pub struct Cache {
     pub(super) hand: AtomicUsize,
     /// Bytes of dirty data held by inodes; they count against the limit.
     dirty_data: AtomicUsize,
-    meta_policy: Prefetch,
+    pub(super) meta_policy: Prefetch,
     pub(super) data_policy: Prefetch,
     /// For tables of checksums, which are read in another pattern than the other metadata.
     sums_policy: Prefetch,
     /// To the readahead thread.
-    pub(super) readahead: Mutex<Option<mpsc::SyncSender<ReadaheadRequest>>>,
+    pub(super) readahead: Mutex<Option<ReadaheadSender>>,
     /// What waits for [`Cache::readahead_step`], where that takes the place of the thread.
-    pub(super) readahead_queue: Mutex<Option<mpsc::Receiver<ReadaheadRequest>>>,
+    pub(super) readahead_queue: Mutex<Option<mpsc::Receiver<Vec<ReadaheadRequest>>>>,
     pub(crate) counters: CacheCounters,
     /// There are completed writes that no flush has covered yet.
     pub(crate) unflushed: AtomicBool,
     pub(super) write_latency: WriteLatency,
+    /// See [`Cache::set_outlook`].
+    pub(super) files_of: OnceLock<FilesOf>,
     tracer: Arc<Tracer>,
 }
 
@@ -85,6 +94,7 @@ impl Cache {
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),
             write_latency: WriteLatency::default(),
+            files_of: OnceLock::new(),
             tracer: Arc::default(),
         }
     }

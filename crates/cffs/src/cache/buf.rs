@@ -140,6 +140,11 @@ impl Buf {
         }
     }
 
+    /// Whether somebody has asked for the block.
+    pub(super) fn is_requested(&self) -> bool {
+        self.demand.load(Ordering::Relaxed) == Demand::Requested as u8
+    }
+
     /// Notes that a prefetched block does not belong to the directory for which it was read. False if somebody has asked
     /// for it, or it was noted before.
     pub(super) fn mark_unrelated(&self) -> bool {

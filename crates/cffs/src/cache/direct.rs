@@ -106,6 +106,7 @@ impl Cache {
                 let (mut here, rest) = std::mem::take(&mut out).split_at_mut(part.bytes.len());
                 out = rest;
                 if let Some(buf) = part.cached {
+                    let was_ahead = !buf.is_requested();
                     self.touch(&buf, &self.data_policy);
                     let skip = (place(at).0 - self.geo.frag_of_block(part.block)) as usize * fs;
                     if let Some(verifier) = verifier {
@@ -113,6 +114,11 @@ impl Cache {
                         self.verify_cached(&buf, skip / fs..(skip + here.len()) / fs, verifier)?;
                     }
                     here.copy_from_slice(&buf.read()[skip..skip + here.len()]);
+                    if was_ahead && skip + here.len() == self.geo.block_size() {
+                        // It was read ahead, and is done with.
+                        drop(buf);
+                        self.drop_unheld(&mut self.shard(part.block).shard.lock(), part.block);
+                    }
                     continue;
                 }
                 self.counters.misses.fetch_add(1, Ordering::Relaxed);

@@ -57,12 +57,20 @@ impl Cache {
         // another's, and would be waited for.
         let along = if self.has_readahead() || ahead == 0 { 0 } else { self.groups_in_transfer(group, 1) };
         let window = group..(group + (1 + along) * blocks).min(self.geo.total_blocks);
-        policy.note_prefetched(self.fill(kind, addr..addr + 1, window, false)?);
+        policy.note_prefetched(self.fill(kind, addr..addr + 1, window.clone(), false)?);
+        self.note_read_along(kind, window);
         if along > 0 {
             policy.note_last_group(group + along * blocks);
         }
         self.readahead_groups(kind, policy, group + blocks, ahead);
         Ok(())
+    }
+
+    /// Looks at what was read along with a missing block.
+    pub(super) fn note_read_along(&self, kind: IoKind, window: Range<BlockAddr>) {
+        if kind == IoKind::Meta && self.looks_ahead() {
+            self.note_directories(window.filter_map(|addr| self.peek(addr)));
+        }
     }
 
     /// How many of the `groups` groups behind one fit into its transfer: that has a greatest length, and stays in one part of

@@ -101,6 +101,7 @@ impl Cache {
             window.end = window.end.max((group + (1 + along) * blocks).min(region.end));
         }
         policy.note_prefetched(self.fill(kind, addr..addr + 1, window.clone(), false)?);
+        self.note_read_along(kind, window.clone());
         let unrelated =
             window.clone().filter(|a| !dir.has(*a) && self.peek(*a).is_some_and(|buf| buf.mark_unrelated()));
         let unrelated = unrelated.count() as u64;

@@ -21,6 +21,7 @@ mod fill;
 mod in_flight;
 mod locality;
 mod log_state;
+mod outlook;
 mod prefetch;
 mod read;
 mod readahead;
@@ -32,7 +33,7 @@ mod write_latency;
 
 pub use block_cache::Cache;
 pub(crate) use buf::BufInner;
-pub use buf::BufRef;
+pub use buf::{Buf, BufRef};
 pub use direct::ReadRun;
 pub use locality::{DirExtents, LocalityHint};
 pub(crate) use log_state::LogState;

@@ -12,6 +12,7 @@
 //! those below its neighbours. Until a walk comes to the blocks that a group brought, it has read many more groups, and nothing
 //! that was prefetched seems to be of use.
 
+use super::outlook::Outlook;
 use crate::format::{BlockAddr, Ino};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -41,7 +42,7 @@ pub(super) const AHEAD_MAX: u64 = 4;
 /// Most devices that groups are read ahead for.
 pub(super) const WIDTH_MAX: usize = 8;
 /// What is read ahead for several devices at a time is at most such a part of what the reader has come to, once that is more than one device
-/// would get: so what is read behind the end of a tree is a small part of it.
+/// would get: so what is read behind the end of a tree is a small part of it. Where the tree is known to go on it may be more.
 const SEEN_DIVISOR: u64 = 2;
 /// Readers that are told apart: a program that reads here and there by turns goes through several parts in order.
 const STREAMS_MAX: usize = 4;
@@ -73,6 +74,7 @@ struct State {
     dir: Ino,
     window: u64,
     unrelated: Unrelated,
+    outlook: Outlook,
 }
 
 /// A reader that goes through the device in order.
@@ -83,11 +85,13 @@ struct Stream {
     streak: u64,
     /// All groups it has come to so far.
     seen: u64,
-    /// The last groups it has come to, and how many of their blocks were prefetched and then used.
+    /// The last groups it has come to, how many of their blocks were read then, and how many of these were prefetched and then used.
     run: Range<BlockAddr>,
+    read: u64,
     used: u64,
-    /// Groups that the readahead thread was asked for last, until the reader comes to them.
+    /// Groups that the readahead thread was asked for last, until the reader comes to them, and how many of their blocks were not there.
     ahead: Range<BlockAddr>,
+    missing: u64,
 }
 
 impl Stream {
@@ -102,13 +106,14 @@ impl Stream {
     }
 
     /// How many groups to read ahead for so many devices. Longer transfers cost one device as much for each byte. But a disk of a mirror passes
-    /// over what another one reads, for which it may wait a rotation: so of several each gets more at a time.
-    fn window(&self, devices: u64) -> u64 {
+    /// over what another one reads, for which it may wait a rotation: so of several each gets more at a time. `known`: how many groups the tree
+    /// goes on for, as far as that is known.
+    fn window(&self, devices: u64, known: Option<u64>) -> u64 {
         if devices < 2 || self.streak == 0 {
             return self.streak;
         }
         let least = devices * self.streak;
-        (self.seen / SEEN_DIVISOR).clamp(least, least * self.streak)
+        known.unwrap_or(self.seen / SEEN_DIVISOR).clamp(least, least * self.streak)
     }
 }
 
@@ -151,6 +156,25 @@ impl Prefetch {
         Prefetch { mode, devices: devices.min(WIDTH_MAX) as u64, state: Mutex::new(state) }
     }
 
+    /// Whether nothing is prefetched.
+    pub(super) fn is_off(&self) -> bool {
+        self.mode == PrefetchMode::Off
+    }
+
+    /// Most groups that are read ahead at a time.
+    pub(super) fn window_max(&self) -> u64 {
+        match self.devices {
+            devices if devices < 2 => AHEAD_MAX,
+            devices => devices * AHEAD_MAX * AHEAD_MAX,
+        }
+    }
+
+    /// There are files in these groups of directories that whoever reads in order mostly comes to.
+    pub(super) fn note_outlook(&self, groups: &[BlockAddr], group_blocks: u64) {
+        let mut s = self.state.lock();
+        groups.iter().for_each(|group| s.outlook.note(*group, group_blocks));
+    }
+
     /// After a miss, perhaps of a directory that is read sequentially: is its whole group to be read?
     pub(super) fn wants_group(&self, group: BlockAddr, group_blocks: u64, sequential: bool) -> bool {
         match self.mode {
@@ -191,9 +215,10 @@ impl Prefetch {
         };
         if let Some(stream) = s.streams.front_mut().filter(|x| found.is_none() || x.last_group != group) {
             let (seen, run) = (stream.seen + 1, group..group + group_blocks);
-            *stream = Stream { last_group: group, streak, seen, run, ..Stream::default() };
+            *stream = Stream { last_group: group, streak, seen, run, read: group_blocks, ..Stream::default() };
         }
-        let window = s.streams.front().map_or(0, |x| x.window(self.devices));
+        let known = s.outlook.goes_on(group + group_blocks, group_blocks);
+        let window = s.streams.front().map_or(0, |x| x.window(self.devices, known));
         if self.mode == PrefetchMode::Off { 0 } else { window }
     }
 
@@ -256,10 +281,10 @@ impl Prefetch {
         u.used = (u.used + 1).min(u.blocks);
     }
 
-    /// The readahead thread was asked for these groups.
-    pub(super) fn note_ahead(&self, groups: Range<BlockAddr>) {
+    /// The readahead thread was asked for these groups, of which so many blocks were not there.
+    pub(super) fn note_ahead(&self, groups: Range<BlockAddr>, missing: u64) {
         if let Some(stream) = self.state.lock().streams.front_mut() {
-            stream.ahead = groups;
+            (stream.ahead, stream.missing) = (groups, missing);
         }
     }
 
@@ -275,17 +300,19 @@ impl Prefetch {
             return None;
         }
         let at = s.streams.iter().position(|x| x.ahead.contains(&addr))?;
+        let end = s.streams[at].ahead.end;
+        let known = s.outlook.goes_on(end, group_blocks);
         let stream = s.bring_to_front(at)?;
         let ahead = std::mem::take(&mut stream.ahead);
-        let enough = stream.used * WALK_DIVISOR >= stream.run.end - stream.run.start;
+        let enough = stream.used * WALK_DIVISOR >= stream.read;
         stream.seen += (ahead.end - ahead.start) / group_blocks;
-        (stream.run, stream.used) = (ahead.clone(), 1);
+        (stream.run, stream.read, stream.used) = (ahead.clone(), stream.missing, 1);
         if !enough {
             return None;
         }
         stream.streak = (stream.streak + 1).min(AHEAD_MAX);
         stream.last_group = ahead.end.saturating_sub(group_blocks);
-        Some((ahead.end, stream.window(self.devices)))
+        Some((ahead.end, stream.window(self.devices, known)))
     }
 }
 
@@ -371,13 +398,13 @@ mod tests {
             p.note_group(6400, 64);
             assert_eq!(p.note_group(6464, 64), 1);
             p.note_prefetched(63);
-            p.note_ahead(6528..6592);
+            p.note_ahead(6528..6592, 6592 - 6528);
         };
         begin();
         (0..32).for_each(|n| assert_eq!(p.used(6465 + n, 64), None));
         assert_eq!(p.used(6530, 64), Some((6592, 2)));
         assert_eq!(p.used(6531, 64), None, "once");
-        p.note_ahead(6592..6720);
+        p.note_ahead(6592..6720, 6720 - 6592);
         (0..29).for_each(|n| assert_eq!(p.used(6532 + n, 64), None));
         assert_eq!(p.used(6592, 64), None, "less than half of the last groups was used");
     }
@@ -391,7 +418,7 @@ mod tests {
             (16..32).for_each(|block| assert_eq!(p.used(block, 16), None));
             let mut windows = vec![groups];
             for _ in 0..7 {
-                p.note_ahead(at..at + groups * 16);
+                p.note_ahead(at..at + groups * 16, groups * 16);
                 let next = p.used(at, 16).unwrap();
                 (1..groups * 16).for_each(|n| assert_eq!(p.used(at + n, 16), None));
                 assert_eq!(next.0, at + groups * 16);

@@ -1,39 +1,37 @@
 //! Readahead: a thread that reads groups, and the next parts of files, before somebody asks for them.
 
-use super::block_cache::{Cache, ReadaheadRequest};
+use super::block_cache::{Cache, ReadaheadRequest, ReadaheadSender};
 use super::locality::DirExtents;
 use super::prefetch::{AHEAD_MAX, Prefetch, WIDTH_MAX};
 use crate::format::{BlockAddr, FragAddr};
 use crate::trace::Kind;
 use cffs_device::{IoKind, Purpose};
-use std::sync::{Arc, mpsc};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{self, TrySendError};
 
-/// Requests that may wait for the thread. A full queue means the device is busy enough.
+/// Requests that may wait for the thread; on several devices, what is asked for at a time. A full queue means the device is busy enough.
 const QUEUE_MAX: usize = 8;
-/// The same for each of several devices, which take longer windows.
-const QUEUE_EACH: usize = 32;
 /// What is read ahead at a time is at most such a part of the cache.
 const WINDOW_DIVISOR: u64 = 4;
+/// Bytes of a file that are read ahead for each of several devices, at most: what an arm reads in the time of some seeks.
+const FILE_EACH: u64 = 16 << 20;
 
 impl Cache {
     /// Starts the readahead thread. It ends when the cache is dropped or [`Cache::stop_readahead`] is called.
     pub fn start_readahead(self: &Arc<Self>) {
-        let width = self.dev.width().min(WIDTH_MAX);
-        let queue = if width > 1 { QUEUE_EACH * width } else { QUEUE_MAX };
-        let (send, receive) = mpsc::sync_channel::<ReadaheadRequest>(queue);
+        let (send, receive) = mpsc::sync_channel::<Vec<ReadaheadRequest>>(QUEUE_MAX);
         let weak = Arc::downgrade(self);
-        *self.readahead.lock() = Some(send);
+        *self.readahead.lock() = Some(ReadaheadSender { send, to_thread: true });
         std::thread::Builder::new()
             .name("cffs-ahead".into())
             .spawn(move || {
-                while let Ok(request) = receive.recv() {
+                while let Ok(requests) = receive.recv() {
                     let Some(cache) = weak.upgrade() else { break };
-                    if cache.dev.width() > 1 {
-                        // Several devices: all that waits at once.
-                        let _purpose = Purpose::Prefetch.scope();
-                        cache.fill_ahead(std::iter::once(request).chain(receive.try_iter()).collect());
-                    } else {
-                        cache.read_ahead(request);
+                    match cache.is_wide() {
+                        true => cache.fill_ahead(requests),
+                        false => cache.read_ahead(requests),
                     }
                 }
             })
@@ -45,20 +43,46 @@ impl Cache {
     pub fn queue_readahead(&self) {
         let (send, receive) = mpsc::sync_channel(QUEUE_MAX);
         *self.readahead_queue.lock() = Some(receive);
-        *self.readahead.lock() = Some(send);
+        *self.readahead.lock() = Some(ReadaheadSender { send, to_thread: false });
     }
 
     /// Reads what is queued, so many requests at most, if [`Cache::queue_readahead`] was called.
     pub fn readahead_step(&self, most: usize) {
         let queue = self.readahead_queue.lock();
-        queue.iter().flat_map(|q| q.try_iter()).take(most).for_each(|request| self.read_ahead(request));
+        queue.iter().flat_map(|q| q.try_iter()).take(most).for_each(|requests| self.read_ahead(requests));
     }
 
-    fn read_ahead(&self, (cause, kind, range): ReadaheadRequest) {
+    fn read_ahead(&self, requests: Vec<ReadaheadRequest>) {
         let _purpose = Purpose::Prefetch.scope();
-        let _span = self.tracer().span_for(cause, Kind::Readahead, [range.start, range.end - range.start, 0]);
-        // The reader that needs the block meets a failure again, and reports it.
-        let _ = self.fill(kind, range.clone(), range, true);
+        if self.is_wide() {
+            return self.fill_ahead(self.claim_ahead(requests));
+        }
+        for (cause, kind, range) in requests {
+            let _span = self.tracer().span_for(cause, Kind::Readahead, [range.start, range.end - range.start, 0]);
+            // The reader that needs the block meets a failure again, and reports it.
+            let _ = self.fill(kind, range.clone(), range, true);
+        }
+    }
+
+    /// Asks the thread for these runs.
+    fn ask(&self, requests: Vec<ReadaheadRequest>) {
+        let guard = self.readahead.lock();
+        let Some(ReadaheadSender { send, to_thread }) = &*guard else { return };
+        if !self.is_wide() {
+            let _ = requests.into_iter().try_for_each(|request| send.try_send(vec![request]));
+            return;
+        }
+        // Whoever comes to them from now on waits for the thread, and does not read them a second time.
+        let requests = if *to_thread { self.claim_ahead(requests) } else { requests };
+        if requests.is_empty() {
+            return;
+        }
+        // In one piece, so that all of them begin at the same time.
+        if let Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) = send.try_send(requests)
+            && *to_thread
+        {
+            refused.into_iter().for_each(|(.., run)| self.release(run));
+        }
     }
 
     /// Ends the thread of [`Cache::start_readahead`], or the queue.
@@ -72,63 +96,109 @@ impl Cache {
         self.readahead.lock().is_some()
     }
 
+    /// Whether the device is several that work at the same time.
+    fn is_wide(&self) -> bool {
+        self.dev.width() > 1
+    }
+
+    /// Whether it is worth something to know long before what will be read: there are several devices to be kept busy, and a thread that asks
+    /// them.
+    pub(crate) fn looks_ahead(&self) -> bool {
+        self.is_wide() && !self.data_policy.is_off() && self.has_readahead()
+    }
+
     /// Asks the thread for the next `groups` groups from `from` on, in as few requests as it can be.
     pub(super) fn readahead_groups(&self, kind: IoKind, policy: &Prefetch, from: BlockAddr, groups: u64) {
-        let blocks = self.geo.group_blocks();
         // It must be there until it is used, beside what was read before it.
-        let most = self.limit as u64 / WINDOW_DIVISOR / (blocks << self.geo.block_shift);
+        let most = (self.limit as u64 / WINDOW_DIVISOR) >> self.geo.group_shift;
         let groups = groups.min(most.max(AHEAD_MAX));
-        let end = (from + groups * blocks).min(self.geo.total_blocks);
-        if groups == 0 || from >= end {
+        let end = (from + groups * self.geo.group_blocks()).min(self.geo.total_blocks);
+        if groups == 0 || from >= end || !self.has_readahead() {
             return;
         }
-        let guard = self.readahead.lock();
-        let Some(send) = &*guard else { return };
-        let mut start = from;
+        let requests = self.missing_groups(kind, from..end);
+        let missing = requests.iter().map(|(.., range)| range.end - range.start).sum();
+        self.ask(requests);
+        policy.note_ahead(from..end, missing);
+    }
+
+    /// The requests for these groups, without those that are there.
+    fn missing_groups(&self, kind: IoKind, groups: Range<BlockAddr>) -> Vec<ReadaheadRequest> {
+        let blocks = self.geo.group_blocks();
+        let (mut requests, mut start, end) = (Vec::new(), groups.start, groups.end);
         while start < end {
-            let along = self.groups_in_transfer(start, groups - 1);
+            let along = self.groups_in_transfer(start, (end - start).div_ceil(blocks) - 1);
             let most = (start + (1 + along) * blocks).min(end);
             // What is there already ends a request.
             let until = (start..most).step_by(blocks as usize).find(|group| self.contains(*group)).unwrap_or(most);
             if until > start {
-                let _ = send.try_send((self.tracer().current(), kind, start..until));
+                requests.push((self.tracer().current(), kind, start..until));
             }
             start = if until < most { until + blocks } else { most };
         }
-        policy.note_ahead(from..end);
+        requests
+    }
+
+    /// Asks the thread for the groups of metadata blocks that are certain to be needed, as many as may be read ahead at a time, but for that of the
+    /// first block, which its reader asks for. Returns how many of the blocks are in all these.
+    pub(crate) fn readahead_groups_of(&self, blocks: &[BlockAddr]) -> usize {
+        let most = self.meta_policy.window_max().min((self.limit as u64 / WINDOW_DIVISOR) >> self.geo.group_shift);
+        let mut groups: BTreeSet<BlockAddr> = BTreeSet::new();
+        let mut count = 0;
+        for addr in blocks {
+            let group = self.geo.group_of(*addr);
+            if groups.len() as u64 > most && !groups.contains(&group) {
+                break;
+            }
+            groups.insert(group);
+            count += 1;
+        }
+        if let Some(first) = blocks.first() {
+            groups.remove(&self.geo.group_of(*first));
+        }
+        let group = |start: BlockAddr| start..(start + self.geo.group_blocks()).min(self.geo.total_blocks);
+        self.ask(groups.into_iter().flat_map(|start| self.missing_groups(IoKind::Meta, group(start))).collect());
+        count
+    }
+
+    /// Most bytes of a file that are read ahead of those who read it in order, of all of them together.
+    pub(crate) fn readahead_file_max(&self) -> u64 {
+        let devices = self.dev.width().min(WIDTH_MAX) as u64;
+        (self.limit as u64 / WINDOW_DIVISOR).min(devices * FILE_EACH)
     }
 
     /// Asks the thread for the directory's next extents behind `from`, `most` blocks in all. What lies between two of them
     /// is read with them if it is at most `gap` blocks.
     pub(super) fn readahead_extents(&self, kind: IoKind, dir: &DirExtents, from: BlockAddr, most: u64, gap: u64) {
-        let guard = self.readahead.lock();
-        let Some(send) = &*guard else { return };
+        let mut requests = Vec::new();
         let (mut at, mut left) = (from, most);
         while left > 0 {
-            let Some(next) = dir.next(at) else { return };
+            let Some(next) = dir.next(at) else { break };
             let limit = next..(next + left).min(self.region_end(next)).min(self.geo.total_blocks);
-            let Some(span) = dir.span(next, gap, &limit).filter(|s| !s.is_empty()) else { return };
+            let Some(span) = dir.span(next, gap, &limit).filter(|s| !s.is_empty()) else { break };
             left -= (span.end - span.start).min(left);
             at = span.end;
-            if !self.contains(span.start) && send.try_send((self.tracer().current(), kind, span)).is_err() {
-                return;
+            if !self.contains(span.start) {
+                requests.push((self.tracer().current(), kind, span));
             }
         }
+        self.ask(requests);
     }
 
-    /// Asks the thread for a run of data ahead of a sequential reader.
-    pub fn readahead(&self, frag: FragAddr, frags: u64) {
-        let end = (frag + frags).min(self.geo.total_frags());
-        let (first, last) = (self.geo.block_of_frag(frag), self.geo.block_of_frag(end.saturating_sub(1)));
-        let guard = self.readahead.lock();
-        let Some(send) = &*guard else { return };
-        let mut block = first;
-        while block <= last {
-            let end = (last + 1).min(block + self.transfer_blocks()).min(self.region_end(block));
-            if !self.contains(block) && send.try_send((self.tracer().current(), IoKind::Data, block..end)).is_err() {
-                return;
+    /// Asks the thread for runs of data ahead of a sequential reader: first fragments and lengths.
+    pub(crate) fn readahead(&self, runs: &[(FragAddr, u64)]) {
+        let mut requests = Vec::new();
+        for (frag, frags) in runs {
+            let end = (frag + frags).min(self.geo.total_frags());
+            let (mut block, last) = (self.geo.block_of_frag(*frag), self.geo.block_of_frag(end.saturating_sub(1)));
+            while block <= last {
+                let end = (last + 1).min(block + self.transfer_blocks()).min(self.region_end(block));
+                if !self.contains(block) {
+                    requests.push((self.tracer().current(), IoKind::Data, block..end));
+                }
+                block = end;
             }
-            block = end;
         }
+        self.ask(requests);
     }
 }

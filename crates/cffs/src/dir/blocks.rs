@@ -23,6 +23,8 @@ const AHEAD_SLACK: u64 = 8;
 const HOLE_STEPS: usize = 64;
 /// Extents removed in one call when everything goes.
 const EXTENTS_AT_ONCE: usize = 64;
+/// Most blocks that are looked up ahead of a listing.
+const LISTED_AHEAD_MAX: usize = 1024;
 
 /// Blocks to allocate beyond the one that is needed, for `blocks` there are.
 pub(super) fn ahead(blocks: u64) -> u64 {
@@ -173,6 +175,24 @@ pub(super) fn read(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64
         Some(addr) => read_at(cx, inode, lblock, addr),
         None => damaged(inode.ino, format_args!("block {lblock} is missing")),
     }
+}
+
+/// Reads ahead what a listing comes to behind the first block of a range, which is missing: whole groups, as the listing will. Returns the first block
+/// that was not asked for.
+pub(super) fn read_ahead(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, range: Range<u64>) -> Result<u64> {
+    let (mut lblocks, mut addrs) = (Vec::new(), Vec::new());
+    let mut end = range.end;
+    for_each(cx, inode, state, range, &mut |lblock, addr| {
+        if lblocks.len() == LISTED_AHEAD_MAX {
+            end = lblock;
+            return Ok(false);
+        }
+        lblocks.push(lblock);
+        addrs.push(addr);
+        Ok(true)
+    })?;
+    let asked = cx.cache.readahead_groups_of(&addrs);
+    Ok(lblocks.get(asked).copied().unwrap_or(end))
 }
 
 /// What changes of a directory's blocks need.

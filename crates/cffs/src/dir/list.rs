@@ -27,7 +27,12 @@ pub fn read(
     let (first, offset) = (cookie >> 16, (cookie & 0xffff) as usize);
     let end = blocks::size_blocks(cx, inode);
     let mut copy = Vec::new();
+    // Up to here the listing is read ahead of, if it is at all.
+    let mut asked = if cx.cache.looks_ahead() { 0 } else { end };
     blocks::for_each(cx, inode, state, first..end, &mut |lblock, addr| {
+        if lblock >= asked && cx.cache.peek(addr).is_none() {
+            asked = blocks::read_ahead(cx, inode, state, lblock..end)?;
+        }
         let buf = blocks::read_sequential(cx, inode, lblock, addr)?;
         {
             let b = buf.read();

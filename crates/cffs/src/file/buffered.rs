@@ -22,7 +22,7 @@ fn make_page(cx: &FileCtx<'_>, st: &mut NodeState, index: u64, covered: &Range<u
         let on_disk = st.disk_size.min(st.inode.size).saturating_sub(start).min(bs as u64) as usize;
         let mut bytes = AlignedBuf::zeroed(round(on_disk.max(covered.end)));
         if on_disk > 0 && !(covered.start == 0 && covered.end >= on_disk) {
-            read_disk(cx, st, start, &mut bytes[..on_disk], 0)?;
+            read_disk(cx, st, start, &mut bytes[..on_disk])?;
         }
         cx.cache.add_dirty_data(bytes.len() + PAGE_OVERHEAD);
         let page = Page { bytes: Arc::new(bytes), dirty: 0..0, reserved: 0, splits: 0, writing: false };

@@ -8,10 +8,10 @@ use crate::format::{FileType, InodeFormat};
 use crate::inode::locality::dir_extents;
 use crate::node::NodeState;
 use crate::sums::Reading;
+use std::ops::Range;
 
-/// Copies from the file into `out`, up to the end of the file. Returns the number of bytes. `ahead` is how many further
-/// bytes to fetch for a sequential reader.
-pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<usize> {
+/// Copies from the file into `out`, up to the end of the file. Returns the number of bytes.
+pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8]) -> Result<usize> {
     let size = st.inode.size;
     if offset >= size || out.is_empty() {
         return Ok(0);
@@ -19,7 +19,7 @@ pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead
     let len = (out.len() as u64).min(size - offset) as usize;
     let out = &mut out[..len];
     if st.data.pages.is_empty() {
-        read_disk(cx, st, offset, out, ahead)?;
+        read_disk(cx, st, offset, out)?;
         return Ok(len);
     }
     let bs = cx.cache.geometry().block_size();
@@ -37,7 +37,7 @@ pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead
         } else {
             let next = st.data.pages.range(index..).next().map_or(u64::MAX, |(i, _)| i * bs as u64);
             let n = (next - at).min((len - done) as u64) as usize;
-            read_disk(cx, st, at, &mut out[done..done + n], ahead)?;
+            read_disk(cx, st, at, &mut out[done..done + n])?;
             done += n;
         }
     }
@@ -45,7 +45,7 @@ pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead
 }
 
 /// Reads a range from the device. Holes, and everything beyond the size on the device, read as zeros.
-pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
+pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8]) -> Result<()> {
     let have = deferred::written_size(st).saturating_sub(offset).min(out.len() as u64) as usize;
     let (out, beyond) = out.split_at_mut(have);
     beyond.fill(0);
@@ -98,10 +98,6 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
     if direct {
         return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataVerifier));
     }
-    if ahead > 0 && !grouped && cx.cache.has_readahead() {
-        // An error is ignored here, because a read of that part meets and returns it.
-        let _ = fetch_beyond(cx, st, at, ahead);
-    }
     Ok(())
 }
 
@@ -113,23 +109,33 @@ fn split_off<'a>(rest: &mut &'a mut [u8], n: u64) -> &'a mut [u8] {
     head
 }
 
-/// Fetches the next `ahead` bytes of a file from `offset` on, from as many extents as have them.
-fn fetch_beyond(cx: &FileCtx<'_>, st: &NodeState, offset: u64, ahead: u64) -> Result<()> {
+/// Has a range of a file fetched ahead, if it is no small one, and there is a thread for that. An error is ignored, because a read of that part meets
+/// and returns it.
+pub fn read_ahead(cx: &FileCtx<'_>, st: &NodeState, range: Range<u64>) {
+    if !range.is_empty() && !is_grouped(cx, st) && cx.cache.has_readahead() {
+        let _ = fetch_ahead(cx, st, range);
+    }
+}
+
+/// Fetches a range of a file ahead, from as many extents as have it.
+fn fetch_ahead(cx: &FileCtx<'_>, st: &NodeState, range: Range<u64>) -> Result<()> {
     let g = cx.cache.geometry();
-    let mut logical = g.frags_for(offset);
-    let end = g.frags_for((offset + ahead).min(deferred::written_size(st)));
+    let mut logical = g.frags_for(range.start);
+    let end = g.frags_for(range.end.min(deferred::written_size(st)));
+    let mut runs = Vec::new();
     while logical < end {
         match deferred::lookup(cx, st, logical)? {
             Mapping::Hole { until } => logical = until,
             Mapping::Data(e) => {
                 let n = e.end().min(end) - logical;
                 if !e.unwritten {
-                    cx.cache.readahead(e.start + (logical - e.logical), n);
+                    runs.push((e.start + (logical - e.logical), n));
                 }
                 logical += n;
             }
         }
     }
+    cx.cache.readahead(&runs);
     Ok(())
 }
 

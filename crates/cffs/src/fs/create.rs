@@ -132,7 +132,7 @@ impl Fs {
             return Err(crate::format::Corrupt(what).into());
         }
         let mut out = vec![0; st.inode.size as usize];
-        let n = crate::file::read(&self.file_cx(), &st, 0, &mut out, 0)?;
+        let n = crate::file::read(&self.file_cx(), &st, 0, &mut out)?;
         out.truncate(n);
         Ok(out)
     }

@@ -55,7 +55,19 @@ impl Fs {
         }
         let sequential =
             offset != 0 && node.last_read.load(Ordering::Relaxed) == offset || offset == 0 && buf.len() >= 65536;
-        let n = file::read(&self.file_cx(), &st, offset, buf, if sequential { READ_AHEAD } else { 0 })?;
+        let len = (buf.len() as u64).min(st.inode.size.saturating_sub(offset));
+        let looks_ahead = self.cache.looks_ahead();
+        if looks_ahead && len > 0 {
+            let ahead = node.readers.note(offset, len, self.cache.readahead_file_max());
+            file::read_ahead(&self.file_cx(), &st, ahead);
+        }
+        let ahead = if sequential && !looks_ahead && !self.cache.reads_direct(st.inode.size, len as usize) {
+            READ_AHEAD
+        } else {
+            0
+        };
+        let n = file::read(&self.file_cx(), &st, offset, buf)?;
+        file::read_ahead(&self.file_cx(), &st, offset + n as u64..offset + n as u64 + ahead);
         node.last_read.store(offset + n as u64, Ordering::Relaxed);
         self.note_access(&node, &st);
         Ok(n)

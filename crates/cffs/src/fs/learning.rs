@@ -55,7 +55,7 @@ impl Fs {
             }
         } else if let Some(bytes) = self.learning.note_head(file).filter(|bytes| cacheable && *bytes > len as u64) {
             // An error is met again by who reads that part.
-            let _ = file::read(&self.file_cx(), &node.state.read(), 0, &mut vec![0; bytes as usize], 0);
+            let _ = file::read(&self.file_cx(), &node.state.read(), 0, &mut vec![0; bytes as usize]);
         }
     }
 

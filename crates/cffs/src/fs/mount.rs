@@ -11,6 +11,7 @@ use crate::format::log::LogHeader;
 use crate::format::superblock::{COMPAT_IMMUTABLE_FILES, INCOMPAT_EXTERNAL_LOG, RO_COMPAT_ACL, SUPERBLOCK_SIZE, State};
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO, Superblock};
+use crate::inode::locality;
 use crate::journal::recovery::ReplaySummary;
 use crate::journal::{self, CommitHook, Journal};
 use crate::learning::Learning;
@@ -354,6 +355,7 @@ impl Fs {
             self.reclaim_orphans(orphan_head)?;
         }
         if self.opts.background {
+            self.cache.set_outlook(locality::files_of);
             self.cache.start_readahead();
             if !self.opts.read_only {
                 self.start_background()?;

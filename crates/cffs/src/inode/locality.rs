@@ -5,9 +5,9 @@
 //! walk how far the blocks of the directories reach that it comes to next.
 
 use super::InodeLocation;
-use crate::cache::{Cache, DirExtents};
-use crate::format::dirblock::{EntryKind, entries};
-use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Inode, InodeFormat};
+use crate::cache::{Buf, Cache, DirExtents};
+use crate::format::dirblock::{Entry, EntryKind, entries};
+use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Geometry, Inode, InodeFormat};
 use crate::format::{block_owner, get_u32, verify_block, verify_contents};
 use std::ops::Range;
 
@@ -36,6 +36,30 @@ pub fn dir_extents(cache: &Cache, location: InodeLocation, file_type: FileType, 
         joins
     });
     Some(DirExtents { dir, blocks })
+}
+
+/// The blocks where the first and the last small file begin that have their inodes in a block, if it is one of a directory. What is damaged is
+/// reported when it is asked for, and counts for nothing here.
+pub fn files_of(g: &Geometry, buf: &Buf) -> Option<[BlockAddr; 2]> {
+    let bytes = buf.read();
+    let id = BlockId { kind: BlockKind::Dir, addr: buf.addr(), owner: block_owner(&bytes) };
+    if get_u32(&bytes, 0) != id.kind as u32 {
+        return None;
+    }
+    if !buf.is_verified() {
+        verify_block(&bytes, g.fsid, id).and_then(|()| verify_contents(&bytes, id.kind)).ok()?;
+        buf.set_verified(true);
+    }
+    let mut files = entries(&bytes).filter(|e| e.kind == EntryKind::Embedded && e.file_type == Some(FileType::Regular));
+    let first = files.next()?;
+    let block = |e: &Entry<'_>| {
+        let inode = Inode::decode(&bytes[e.inode_offset()..e.offset + e.len]).ok()?;
+        let InodeFormat::Extents(list) = &inode.format else { return None };
+        let x =
+            list.first().filter(|x| inode.size <= g.group_size() as u64 && x.len > 0 && g.contains(x.start, x.len))?;
+        Some(g.block_of_frag(x.start))
+    };
+    Some([block(&first)?, block(files.last().as_ref().unwrap_or(&first))?])
 }
 
 /// Adds the blocks of the files in a directory block; false if it is not cached, or not of this directory.

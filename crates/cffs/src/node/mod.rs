@@ -8,6 +8,7 @@ mod inode_cache;
 mod locked;
 #[expect(clippy::module_inception, reason = "the type that the module is about")]
 mod node;
+mod readers;
 
 pub(crate) use data::{PAGE_OVERHEAD, Page, TakenPage};
 pub use dir_state::DirState;

@@ -2,6 +2,7 @@
 
 use super::data::FileData;
 use super::dir_state::DirState;
+use super::readers::Readers;
 use crate::error::Result;
 use crate::format::{Ino, Inode};
 use crate::inode::{self, InodeLocation};
@@ -58,6 +59,8 @@ pub struct Node {
     pub lazy_since: AtomicI64,
     /// End of the last read: a read that goes on from there is sequential.
     pub last_read: AtomicU64,
+    /// The same of several readers, where more is read ahead.
+    pub readers: Readers,
 }
 
 impl Node {
@@ -87,6 +90,7 @@ impl Node {
             pending_atime: AtomicI64::new(i64::MIN),
             lazy_since: AtomicI64::new(0),
             last_read: AtomicU64::new(0),
+            readers: Readers::default(),
         }
     }
 

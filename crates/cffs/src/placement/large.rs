@@ -1,4 +1,7 @@
 //! Placement of large files, in whole blocks.
+//!
+//! Where the device is a stripe of several, what is as long as a stripe of it begins with one, and does not end within one unless the file does. So
+//! whole stripes of the file are whole stripes of the device, and each device has as much to do.
 
 use super::policy::Placement;
 use crate::error::Result;
@@ -15,7 +18,49 @@ impl Placement {
     /// Allocates a part of a large file in whole blocks: behind `after` if that is free, else near the large files of
     /// the directory's allocation group.
     pub fn allocate_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Run>> {
-        Ok(self.counted(self.find_large(dir, after, frags)?))
+        Ok(self.counted(self.on_stripes(after, frags, |frags| self.find_large(dir, after, frags))?))
+    }
+
+    /// Allocates with `find`, which is asked for more than `frags` fragments, and gives back what does not belong to whole stripes.
+    fn on_stripes(
+        &self,
+        after: Option<FragAddr>,
+        frags: u64,
+        find: impl FnOnce(u64) -> Result<Option<Run>>,
+    ) -> Result<Option<Run>> {
+        if self.stripe == 0 || frags < self.stripe {
+            return find(frags);
+        }
+        let room = self.space.reservation(None, false);
+        let more = if room.reserve(self.stripe, false).is_ok() { self.stripe } else { 0 };
+        let Some(run) = find(frags + more)? else { return Ok(None) };
+        let kept = self.whole_stripes(run, after, frags);
+        for (start, end) in [(run.start, kept.start), (kept.end(), run.end())] {
+            if start < end {
+                self.space.cancel(Run { start, len: end - start });
+            }
+        }
+        Ok(Some(kept))
+    }
+
+    /// The part of a run to keep for `frags` fragments: it goes on behind `after`, or begins with a stripe, and ends with one if it is shorter.
+    fn whole_stripes(&self, run: Run, after: Option<FragAddr>, frags: u64) -> Run {
+        let goes_on = after == Some(run.start);
+        let start = if goes_on { run.start } else { run.start.next_multiple_of(self.stripe) };
+        let end = run.end().min(start + frags);
+        let end = if end < start + frags { end / self.stripe * self.stripe } else { end };
+        // Where there is less than a stripe, as much as there is.
+        if start < end { Run { start, len: end - start } } else { Run { len: run.len.min(frags), ..run } }
+    }
+
+    /// Allocates behind a part of a file, as far as that is free; on a stripe not for the rest of the space that is not a whole one.
+    fn find_behind(&self, after: FragAddr, frags: u64) -> Result<Option<Run>> {
+        let run = self.space.alloc_from(after, frags)?;
+        if let Some(run) = run.filter(|run| run.len < self.stripe.min(frags)) {
+            self.space.cancel(run);
+            return Ok(None);
+        }
+        Ok(run)
     }
 
     fn find_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Run>> {
@@ -61,7 +106,7 @@ impl Placement {
     fn find_long(&self, after: Option<FragAddr>, goal: FragAddr, blocks: u64) -> Result<Option<Run>> {
         let frags = self.geo.frag_of_block(blocks);
         if let Some(after) = after
-            && let Some(run) = self.space.alloc_from(after, frags)?
+            && let Some(run) = self.find_behind(after, frags)?
         {
             return Ok(Some(run));
         }
@@ -82,12 +127,12 @@ impl Placement {
     /// more fragments have room. That room is not allocated, but other searches begin behind it, so the next piece
     /// finds it while space lasts.
     pub fn allocate_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Run>> {
-        Ok(self.counted(self.find_stream(dir, after, frags, ahead)?))
+        Ok(self.counted(self.on_stripes(after, frags, |frags| self.find_stream(dir, after, frags, ahead))?))
     }
 
     fn find_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Run>> {
         if let Some(after) = after.filter(|a| a.is_multiple_of(self.geo.frags_per_block())) {
-            if let Some(run) = self.space.alloc_from(after, frags)? {
+            if let Some(run) = self.find_behind(after, frags)? {
                 return Ok(Some(run));
             }
             if let Some(run) = self.allocate_in_long_run(dir, after, frags, ahead)? {

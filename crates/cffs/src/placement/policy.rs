@@ -29,6 +29,8 @@ pub struct Placement {
     /// Small directories share the groups of their parents.
     pub(super) subtrees: bool,
     pub(super) table: Mutex<Table>,
+    /// Fragments of a stripe of the device ([`cffs_device::Device::stripe`]), 0 for none.
+    pub(super) stripe: FragAddr,
     /// Bytes allocated for programs since maintenance looked.
     allocated: AtomicU64,
     /// Random placement, for experiments.
@@ -41,6 +43,7 @@ impl Placement {
     pub fn new(space: Arc<Space>, sb: &Superblock, scatter: Option<u64>, subtrees: bool) -> Placement {
         let geo = space.live_geometry();
         Placement {
+            stripe: space.stripe_frags(),
             space,
             geo,
             grouping: sb.groups_files(),

@@ -239,3 +239,42 @@ fn a_long_file_takes_the_longest_free_runs_in_their_order() {
     // With 816, 300, 90 and 50 blocks there are no 8 MiB left: what is next is as good.
     assert_eq!(place(4800, 40, long), Some((5000, 40)));
 }
+
+#[test]
+fn a_long_file_has_whole_stripes_as_far_as_there_are_any() {
+    // Stripes of 16 blocks; behind the last hole there is none.
+    let (f, first, fpb) = with_holes_on(64 << 20, &[(3, 40), (50, 30), (100, 3000)]);
+    let mut p = Placement::new(f.space.clone(), &f.sb, None, true);
+    directory(&p, 7);
+    p.stripe = 16 * fpb;
+    f.space.reserve_frags(4000 * fpb, true).unwrap();
+    let free = f.space.free_frags();
+    let (mut after, mut runs) = (None, Vec::new());
+    let mut left = 2500 * fpb;
+    while left > 0 {
+        let run = p.allocate_stream(7, after, left.min(160 * fpb), 8192 * fpb).unwrap().unwrap();
+        assert!(after == Some(run.start) || run.start % p.stripe == 0, "{run} behind {after:?}");
+        assert!(run.len == left.min(160 * fpb) || run.end() % p.stripe == 0, "{run}");
+        (after, left) = (Some(run.end()), left - run.len);
+        runs.push(run);
+    }
+    assert!(runs[0].start >= (first + 100) * fpb, "the long hole: {}", runs[0]);
+    assert!(runs.windows(2).all(|w| w[0].end() == w[1].start), "it goes on while there is space");
+    // What was not kept is free again.
+    assert_eq!(free - f.space.free_frags(), 0, "nothing is committed");
+    runs.iter().for_each(|run| f.space.cancel(*run));
+    let short = p.allocate_large(7, None, 20 * fpb).unwrap().unwrap();
+    assert_eq!((short.start % p.stripe, short.len), (0, 20 * fpb));
+}
+
+#[test]
+fn less_than_a_stripe_goes_where_there_is_space() {
+    let (f, first, fpb) = with_holes(&[(3, 5), (50, 30)]);
+    let mut p = Placement::new(f.space.clone(), &f.sb, None, true);
+    directory(&p, 7);
+    p.stripe = 64 * fpb;
+    f.space.reserve_frags(35 * fpb, true).unwrap();
+    assert_eq!(p.allocate_large(7, None, 5 * fpb).unwrap().unwrap(), Run { start: (first + 3) * fpb, len: 5 * fpb });
+    // A long file gets what is left, though no stripe fits.
+    assert_eq!(p.allocate_large(7, None, 64 * fpb).unwrap().unwrap(), Run { start: (first + 50) * fpb, len: 30 * fpb });
+}

@@ -118,6 +118,12 @@ impl Space {
         ReservationFreeze(self)
     }
 
+    /// Fragments of a stripe of the device; 0 where it has none, or not in whole blocks.
+    pub(crate) fn stripe_frags(&self) -> u64 {
+        let stripe = self.cache.device().stripe();
+        if stripe.is_multiple_of(self.g.block_size() as u64) { stripe >> self.g.frag_shift } else { 0 }
+    }
+
     /// Fragments in a block.
     pub(crate) fn frags_per_block(&self) -> u64 {
         self.g.frags_per_block()

@@ -8,3 +8,4 @@ mod handles;
 mod held;
 mod interleavings;
 mod threads;
+mod wide;
