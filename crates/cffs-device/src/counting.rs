@@ -2,6 +2,7 @@
 
 use crate::counters::{BUCKETS, DeviceStats, KindStats, Latency, PurposeStats};
 use crate::device::{Device, ReadRequest, WriteRequest};
+use crate::in_flight::InFlight;
 use crate::purpose::Purpose;
 use crate::range::{total, total_mut};
 use crate::request::IoKind;
@@ -81,7 +82,7 @@ struct PurposeCounters {
     discards: AtomicU64,
 }
 
-/// Passes everything on to the device below and counts it, without locks.
+/// Passes everything on to the device below and counts it, without locks unless somebody waits ([`CountingDevice::wait_for_others`]).
 pub struct CountingDevice<D> {
     inner: D,
     kinds: [KindCounters; 4],
@@ -93,6 +94,7 @@ pub struct CountingDevice<D> {
     read_latency: Histogram,
     write_latency: Histogram,
     flush_latency: Histogram,
+    in_flight: InFlight,
 }
 
 impl<D: Device> CountingDevice<D> {
@@ -109,12 +111,19 @@ impl<D: Device> CountingDevice<D> {
             read_latency: Histogram::default(),
             write_latency: Histogram::default(),
             flush_latency: Histogram::default(),
+            in_flight: InFlight::default(),
         }
     }
 
     /// The device below.
     pub fn inner(&self) -> &D {
         &self.inner
+    }
+
+    /// Waits until no requests are on their way but those of work that has time ([`Purpose::Regroup`], [`Purpose::Clean`],
+    /// [`Purpose::Scrub`]), at most so long.
+    pub fn wait_for_others(&self, most: Duration) {
+        self.in_flight.wait_for_none(most);
     }
 
     /// The counters now. While requests run, counters that belong together may be apart by those requests.
@@ -154,6 +163,7 @@ impl<D: Device> CountingDevice<D> {
 
     fn count_batch(&self, requests: &[WriteRequest<'_>], write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let Some(first) = requests.first() else { return Ok(()) };
+        let _on_its_way = self.in_flight.begin();
         for r in requests {
             self.count_write(r.kind, total(&r.bufs));
         }
@@ -196,12 +206,14 @@ impl<D: Device> Device for CountingDevice<D> {
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let _on_its_way = self.in_flight.begin();
         self.count_read(kind, total_mut(bufs));
         let errors = &self.kinds[kind.index()].read_errors;
         self.read_latency.time(1, errors, || self.inner.read_vectored(kind, offset, bufs))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let _on_its_way = self.in_flight.begin();
         self.count_write(kind, total(bufs));
         let errors = &self.kinds[kind.index()].write_errors;
         self.write_latency.time(1, errors, || self.inner.write_vectored(kind, offset, bufs))
@@ -213,6 +225,7 @@ impl<D: Device> Device for CountingDevice<D> {
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let Some(first) = requests.first().map(|r| r.kind) else { return Ok(()) };
+        let _on_its_way = self.in_flight.begin();
         for r in requests.iter() {
             self.count_read(r.kind, r.buf.len());
         }
@@ -225,18 +238,21 @@ impl<D: Device> Device for CountingDevice<D> {
     }
 
     fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let _on_its_way = self.in_flight.begin();
         self.count_read(kind, buf.len());
         let errors = &self.kinds[kind.index()].read_errors;
         self.read_latency.time(1, errors, || self.inner.read_copy(kind, copy, offset, buf))
     }
 
     fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        let _on_its_way = self.in_flight.begin();
         self.count_write(kind, good.len());
         let errors = &self.kinds[kind.index()].write_errors;
         self.write_latency.time(1, errors, || self.inner.repair(kind, copy, offset, good))
     }
 
     fn flush(&self) -> io::Result<()> {
+        let _on_its_way = self.in_flight.begin();
         add(&self.flushes, 1);
         add(&self.purpose().flushes, 1);
         self.flush_latency.time(1, &self.flush_errors, || self.inner.flush())

@@ -17,6 +17,7 @@ mod device;
 mod failing;
 mod file;
 mod forward;
+mod in_flight;
 mod lock;
 mod memory;
 mod observed;

@@ -9,6 +9,9 @@ use std::str::FromStr;
 /// Places for references that a test keeps ("open files").
 pub const SLOTS: usize = 4;
 
+/// With a rate, others go first, and data that moves becomes durable by flushes of its own. This one is none to wait for.
+const RATE: Option<u64> = Some(1 << 40);
+
 /// What a regroup moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegroupHow {
@@ -40,8 +43,8 @@ impl RegroupHow {
         let options = RegroupOptions::default();
         match self {
             RegroupHow::Gains => options.directories(vec![dir]),
-            RegroupHow::Always => options.directories(vec![dir]).always(true),
-            RegroupHow::Large => options.directories(vec![dir]).large(true).always(true),
+            RegroupHow::Always => options.directories(vec![dir]).always(true).rate(RATE),
+            RegroupHow::Large => options.directories(vec![dir]).large(true).always(true).rate(RATE),
             RegroupHow::FreeSpace => options.free_space(true).always(true),
         }
     }

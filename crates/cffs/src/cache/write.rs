@@ -116,6 +116,16 @@ impl Cache {
     /// Writes file data to its place. On return the data has left for the device (durable after the next flush) and whatever
     /// part of it was cached has the new contents.
     pub fn write_data(&self, runs: &mut [&DataRun<'_>]) -> Result<()> {
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.write_copies(runs);
+        self.note_written();
+        outcome
+    }
+
+    /// The same, for who flushes the device itself before anything points to the data: no commit has to.
+    pub(crate) fn write_copies(&self, runs: &mut [&DataRun<'_>]) -> Result<()> {
         let _purpose = Purpose::Writeback.scope_if_none();
         runs.sort_unstable_by_key(|r| r.frag);
         let shift = self.geo.frag_shift;
@@ -246,7 +256,7 @@ impl Cache {
         let shift = self.geo.frag_shift;
         let pieces = runs.iter().map(|r| (r.frag << shift, r.slice()));
         let began = Instant::now();
-        self.write_requests(&self.requests(kind, pieces), false)?;
+        self.dev.write_batch(&self.requests(kind, pieces))?;
         let bytes: u64 = runs.iter().map(|r| r.len as u64).sum();
         let gaps = runs.windows(2).filter(|w| w[0].frag + (w[0].len as u64 >> shift) != w[1].frag).count() as u64;
         let direct = runs.iter().all(|r| matches!(r.bytes, Source::Caller(_)));
@@ -287,9 +297,14 @@ impl Cache {
             return Ok(());
         }
         let outcome = if atomic { self.dev.write_atomic(requests) } else { self.dev.write_batch(requests) };
-        // Not before: a flush that begins while the write is under way does not cover it, and clears the mark.
-        self.unflushed.store(true, Ordering::Release);
+        self.note_written();
         Ok(outcome?)
+    }
+
+    /// Notes that the next commit has to flush. Not before the write is complete: a flush that begins while it is under way does not cover it,
+    /// and clears the mark.
+    fn note_written(&self) {
+        self.unflushed.store(true, Ordering::Release);
     }
 }
 

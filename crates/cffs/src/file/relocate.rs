@@ -1,14 +1,19 @@
 //! Moving data of a file: writeback to a better place.
 //!
-//! A move reads the data where it is ([`read`]), and goes through [`super::writeback`] as any other unit: the data is
+//! A move reads the data where it is ([`read`]), and goes through [`super::writeback`] as any other unit ([`Move`]): the data is
 //! written to the new place, its checksums are stored, and one transaction changes extents, bitmap and inode. The old
 //! place is freed by the same transaction.
 //!
 //! Between the two nothing is locked, so a program waits for the reading of its own file at most, as beside any reader.
 //! Every write of the file's data counts in [`Node::data_version`] when it begins. If the count has changed, or the mapping is another, the move is given up: the
 //! file stays where it is.
+//!
+//! Data has to be durable before something durable points to it, which a commit sees to with a flush of its own. Beside programs that
+//! commit often each of them would wait for that. So there a move flushes its data itself, many files at once, and switches their
+//! mappings afterwards.
 
 use super::unit::{Change, Origin, Pending, Unit};
+use super::writeback::{FlushedBy, Stored};
 use super::{FileCtx, writeback};
 use crate::cache::{DataRun, DataVerifier, Source};
 use crate::error::Result;
@@ -82,40 +87,69 @@ fn read_extent(cx: &FileCtx<'_>, st: &NodeState, e: &Extent) -> Result<AlignedBu
     Ok(bytes)
 }
 
-/// Moves data to runs that were allocated out of `space`, as many fragments as the data has, in the same order. Returns how
-/// many fragments were moved. What changed meanwhile stays where it is; its new place is reserved again.
-///
-/// # Errors
-/// Those of the device and the journal. [`Error::NoSpace`] if an extent tree would need a block more, and there is none.
-pub fn write(cx: &FileCtx<'_>, copied: Vec<(Copied, Vec<Run>)>, space: &Reservation) -> Result<u64> {
-    let moved = Arc::new(AtomicU64::new(0));
-    let mut units = Vec::with_capacity(copied.len());
-    for (of_file, runs) in copied {
-        let tree = cx.space.reservation(None, false);
-        let nodes = {
-            let st = of_file.node.state.read();
-            let pieces = (of_file.parts.len() + runs.len()) as u64;
-            extent::worst_case_blocks(cx.cache.geometry(), &st.inode, pieces, 2 * pieces)
-        };
-        let origin = Origin::Moved { version: of_file.version };
-        let mut unit = Unit::new(of_file.node.clone(), origin, 0);
-        unit.reservation = Some(space.clone());
-        unit.moved = Some(moved.clone());
-        place(cx, &mut unit, of_file, &runs);
-        if tree.reserve_blocks(nodes, false).is_err() {
-            let node = unit.node.clone();
-            unit.abort(cx, &mut node.state.write());
-            continue;
-        }
-        unit.tree = Some(tree);
-        units.push(unit);
+/// A move that is under way: data at its new places, which nothing points to yet.
+pub struct Move {
+    stored: Stored<'static>,
+    moved: Arc<AtomicU64>,
+    flushed_by: FlushedBy,
+}
+
+impl Move {
+    /// Nothing yet. With `apart` it makes its data durable itself, so that no commit of others has to wait for that.
+    pub fn new(apart: bool) -> Move {
+        let flushed_by = if apart { FlushedBy::Writer } else { FlushedBy::Commit };
+        Move { stored: Stored::default(), moved: Arc::default(), flushed_by }
     }
-    writeback::write_units(cx, units)?;
-    Ok(moved.load(Ordering::Relaxed))
+
+    /// Writes data to runs that were allocated out of `space`, as many fragments as the data has, in the same order. How that went is
+    /// for [`Move::commit`] to say.
+    pub fn write(&mut self, cx: &FileCtx<'_>, copied: Vec<(Copied, Vec<Run>)>, space: &Reservation) {
+        let mut units = Vec::with_capacity(copied.len());
+        for (of_file, runs) in copied {
+            let tree = cx.space.reservation(None, false);
+            let nodes = {
+                let st = of_file.node.state.read();
+                let pieces = (of_file.parts.len() + runs.len()) as u64;
+                extent::worst_case_blocks(cx.cache.geometry(), &st.inode, pieces, 2 * pieces)
+            };
+            let origin = Origin::Moved { version: of_file.version };
+            let mut unit = Unit::new(of_file.node.clone(), origin, 0);
+            unit.reservation = Some(space.clone());
+            unit.moved = Some(self.moved.clone());
+            place(cx, &mut unit, of_file, &runs);
+            if tree.reserve_blocks(nodes, false).is_err() {
+                let node = unit.node.clone();
+                unit.abort(cx, &mut node.state.write());
+                continue;
+            }
+            unit.tree = Some(tree);
+            units.push(unit);
+        }
+        if !units.is_empty() {
+            self.stored.append(writeback::store(cx, units, self.flushed_by));
+        }
+    }
+
+    /// Switches the mapping of everything that was written. Returns how many fragments were moved. What changed meanwhile stays where it is;
+    /// its new place is reserved again.
+    ///
+    /// # Errors
+    /// Those of the device and the journal. [`Error::NoSpace`](crate::Error::NoSpace) if an extent tree would need a block more, and there is
+    /// none.
+    pub fn commit(mut self, cx: &FileCtx<'_>) -> Result<u64> {
+        if self.flushed_by == FlushedBy::Writer
+            && !self.stored.is_empty()
+            && let Err(e) = cx.journal.flush_copies()
+        {
+            self.stored.fail_all(&e);
+        }
+        writeback::commit_all(cx, self.stored)?;
+        Ok(self.moved.load(Ordering::Relaxed))
+    }
 }
 
 /// Assigns the data of a unit to the runs.
-fn place(cx: &FileCtx<'_>, unit: &mut Unit<'_>, copied: Copied, runs: &[Run]) {
+fn place(cx: &FileCtx<'_>, unit: &mut Unit<'static>, copied: Copied, runs: &[Run]) {
     let shift = cx.cache.geometry().frag_shift;
     let mut runs = runs.iter().copied();
     let mut to = Run { start: 0, len: 0 };

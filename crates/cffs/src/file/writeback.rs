@@ -97,11 +97,48 @@ fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>, dirti
 
 /// Writes the data of units and commits their mapping. An error of the device in one unit's data fails that unit alone.
 /// The last error is returned.
-pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<()> {
-    if units.is_empty() {
-        return Ok(());
+pub(super) fn write_units(cx: &FileCtx<'_>, units: Vec<Unit<'_>>) -> Result<()> {
+    commit_all(cx, store(cx, units, FlushedBy::Commit))
+}
+
+/// Who makes data durable before something points to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FlushedBy {
+    /// The commit of the transaction that maps it.
+    Commit,
+    /// Whoever writes it, before that transaction begins.
+    Writer,
+}
+
+/// Units whose data was written, and how that went. Their mapping is not committed yet.
+#[derive(Default)]
+pub(super) struct Stored<'a> {
+    units: Vec<(Unit<'a>, Result<()>)>,
+    /// The last error of a unit that was given up before.
+    failed: Option<Error>,
+}
+
+impl<'a> Stored<'a> {
+    /// Adds more of them.
+    pub(super) fn append(&mut self, mut more: Stored<'a>) {
+        self.units.append(&mut more.units);
+        self.failed = more.failed.or(self.failed.take());
     }
-    let mut outcome = Ok(());
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.units.is_empty()
+    }
+
+    /// Nothing of it counts, because of an error.
+    pub(super) fn fail_all(&mut self, e: &Error) {
+        self.units.iter_mut().for_each(|(_, result)| *result = Err(e.duplicate()));
+    }
+}
+
+/// Writes the data of units, and its checksums.
+pub(super) fn store<'a>(cx: &FileCtx<'_>, mut units: Vec<Unit<'a>>, flushed_by: FlushedBy) -> Stored<'a> {
+    let mut failed = None;
     let mut checksums: Vec<Vec<ChecksumRun>> = Vec::new();
     let mut tables = PinnedTables::default();
     let in_log = units.iter().flat_map(|u| &u.runs).any(|r| cx.journal.data_in_log(run_of(cx, r)));
@@ -114,7 +151,7 @@ pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<
                 true
             }
             Err(e) => {
-                outcome = fail(cx, unit, e);
+                failed = Some(fail(cx, unit, e));
                 false
             }
         });
@@ -122,7 +159,7 @@ pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<
         written = written.and_then(|()| sums.invalidate(cx.journal, &tables, overwritten()));
     }
     let mut results: Vec<Result<()>> = match written {
-        Ok(()) => write_data(cx, &units),
+        Ok(()) => write_data(cx, &units, flushed_by),
         Err(e) => units.iter().map(|_| Err(e.duplicate())).collect(),
     };
     units.iter_mut().for_each(|u| u.runs.clear());
@@ -132,21 +169,30 @@ pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<
             results.iter_mut().filter(|r| r.is_ok()).for_each(|r| *r = Err(e.duplicate()));
         }
     }
-    for (mut unit, result) in units.into_iter().zip(results) {
+    Stored { units: units.into_iter().zip(results).collect(), failed }
+}
+
+/// Commits the mapping of units whose data was written. The last error is returned.
+pub(super) fn commit_all(cx: &FileCtx<'_>, stored: Stored<'_>) -> Result<()> {
+    let mut failed = stored.failed;
+    for (mut unit, result) in stored.units {
         match result.and_then(|()| mapping::commit(cx, &mut unit)) {
             Ok(()) => unit.end(),
-            Err(e) => outcome = fail(cx, &mut unit, e),
+            Err(e) => failed = Some(fail(cx, &mut unit, e)),
         }
     }
-    outcome
+    failed.map_or(Ok(()), Err)
 }
 
 /// Writes the data of units as one batch, and says of each how it went. If the batch fails, each unit is written once
 /// more by itself: the device does not say which request failed, and no file is to fail for the data of another.
-fn write_data(cx: &FileCtx<'_>, units: &[Unit<'_>]) -> Vec<Result<()>> {
+fn write_data(cx: &FileCtx<'_>, units: &[Unit<'_>], flushed_by: FlushedBy) -> Vec<Result<()>> {
     let write = |units: &[Unit<'_>]| {
         let mut runs: Vec<&DataRun<'_>> = units.iter().flat_map(|u| &u.runs).collect();
-        cx.cache.write_data(&mut runs)
+        match flushed_by {
+            FlushedBy::Commit => cx.cache.write_data(&mut runs),
+            FlushedBy::Writer => cx.cache.write_copies(&mut runs),
+        }
     };
     match write(units) {
         Err(_) if units.len() > 1 => units.iter().map(|u| write(std::slice::from_ref(u))).collect(),
@@ -159,7 +205,7 @@ fn run_of(cx: &FileCtx<'_>, r: &DataRun<'_>) -> Run {
 }
 
 /// Ends a unit that failed. Data that may not be in place stays dirty, so that no later fsync reports it as written.
-fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Result<()> {
+fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Error {
     let node = unit.node.clone();
     {
         let mut st = node.state.write();
@@ -172,7 +218,7 @@ fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Result<()> {
         }
     }
     unit.end();
-    Err(e)
+    e
 }
 
 /// The checksums of the data of a unit. Pins the tables that contain them.

@@ -24,6 +24,11 @@ impl RateLimit {
         RateLimit { rate, paid: Mutex::new(Instant::now()) }
     }
 
+    /// Whether there is one.
+    pub(super) fn is_some(&self) -> bool {
+        self.rate.is_some()
+    }
+
     /// Most bytes to transfer at a time.
     pub(super) fn burst(&self) -> u64 {
         self.rate.map_or(u64::MAX, |rate| (rate / BURST_DIVISOR).max(BURST_MIN))

@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 
 /// A regroup that yields rests so many times as long as it has worked.
 const YIELD_FACTOR: u32 = 9;
+/// Where others go first, each of its requests waits at most so long for theirs.
+const GIVE_WAY: Duration = Duration::from_millis(20);
+/// How long it sleeps while a commit is under way.
+const COMMIT_NAP: Duration = Duration::from_micros(500);
 /// How often it asks whether it may go on.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -249,11 +253,28 @@ impl Control for Running<'_> {
             return Err(io::Error::from(io::ErrorKind::Interrupted).into());
         }
         self.yield_to_programs();
+        self.give_way();
         Ok(())
     }
 
     fn pace(&self, bytes: u64) {
         self.limit.wait(bytes, || self.stopped());
+    }
+
+    fn give_way(&self) {
+        if !self.gives_way() {
+            return;
+        }
+        let until = Instant::now() + GIVE_WAY;
+        // Between its requests a commit has none on its way, and a flush waits for ours.
+        while self.fs.journal.is_committing() && Instant::now() < until {
+            std::thread::sleep(COMMIT_NAP);
+        }
+        self.fs.dev.wait_for_others(until.saturating_duration_since(Instant::now()));
+    }
+
+    fn gives_way(&self) -> bool {
+        self.yields.is_some() || self.limit.is_some()
     }
 
     fn most_at_once(&self) -> u64 {

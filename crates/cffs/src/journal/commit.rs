@@ -5,7 +5,7 @@ use super::log_writer::LogPosition;
 use super::manager::{Journal, Running};
 use super::mode::CommitTarget;
 use crate::cache::{BufRef, LogState};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::log::{self, TXN_HEADER};
 use crate::format::system::COUNT_FREE_FRAGS;
 use crate::trace::{Kind, Span};
@@ -46,6 +46,26 @@ impl Journal {
         let mut writer = self.lock_writer();
         self.check()?;
         self.commit_running(&mut writer, true)
+    }
+
+    /// Makes data durable that nothing points to yet ([`Cache::write_copies`](crate::cache::Cache)): the commit of what will point to it has no
+    /// flush more because of it.
+    pub(crate) fn flush_copies(&self) -> Result<()> {
+        self.check()?;
+        if self.is_atomic() {
+            return Ok(()); // the device keeps all writes in order
+        }
+        let outcome = self.cache.device().flush().map_err(Error::from);
+        if let Err(e) = &outcome {
+            // What the device lost may be what others wrote.
+            self.fail("a flush failed", e);
+        }
+        outcome
+    }
+
+    /// Whether a commit or a checkpoint is under way.
+    pub(crate) fn is_committing(&self) -> bool {
+        self.writer.try_lock().is_none()
     }
 
     fn lock_writer(&self) -> MutexGuard<'_, LogPosition> {

@@ -44,6 +44,10 @@ pub trait Control {
     fn check(&self) -> Result<()>;
     /// So many bytes were read or written: waits as long as a limit of the rate demands.
     fn pace(&self, bytes: u64);
+    /// Somebody may need the device: called before each request, lets others go first for a moment.
+    fn give_way(&self);
+    /// Whether others go first. Then they do not wait for what moves either.
+    fn gives_way(&self) -> bool;
     /// Most bytes of files to move at once: whoever uses the device waits for them.
     fn most_at_once(&self) -> u64;
     /// Tells what has been done.

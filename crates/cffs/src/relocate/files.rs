@@ -4,7 +4,7 @@ use super::MoveCtx;
 use super::control::Control;
 use super::stretch::Item;
 use crate::error::{Error, Result};
-use crate::file::relocate::{self, Copied};
+use crate::file::relocate::{self, Copied, Move};
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr, Run};
 use crate::node::Node;
@@ -13,6 +13,9 @@ use crate::space::Copies;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Bytes whose new places become durable together, and with one flush where others go first.
+const TOGETHER_BYTES: u64 = 1 << 20;
 
 /// New places for items: allocated, in no transaction yet.
 pub(super) struct Places {
@@ -278,15 +281,27 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
     let mut sum = (0, 0);
     let mut left = items.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()).peekable();
     while left.peek().is_some() {
-        let (mut batch, mut frags) = (Vec::new(), 0);
-        while let Some(next) = left.next_if(|(item, _)| frags == 0 || frags + item.frags() <= most) {
-            frags += next.0.frags();
-            batch.push(next);
+        let mut under_way = Move::new(control.gives_way());
+        let (mut written, mut files, mut failed) = (0, 0, None);
+        while failed.is_none() && left.peek().is_some() && written << shift < TOGETHER_BYTES {
+            let (mut batch, mut frags) = (Vec::new(), 0);
+            while let Some(next) = left.next_if(|(item, _)| frags == 0 || frags + item.frags() <= most) {
+                frags += next.0.frags();
+                batch.push(next);
+            }
+            let (copied, outcome) = read_batch(cx, batch, &copies, control);
+            let frags: u64 = copied.iter().map(|(c, _)| c.frags()).sum();
+            (written, files, failed) = (written + frags, files + copied.len() as u64, outcome.err());
+            control.give_way();
+            under_way.write(&cx.file, copied, copies.reservation());
+            control.pace((2 * frags) << shift);
         }
-        match relocate_at_once(cx, batch, &copies) {
-            Ok((frags, files)) => {
-                sum = (sum.0 + frags, sum.1 + files);
-                control.pace((2 * frags) << shift);
+        control.give_way();
+        let outcome = under_way.commit(&cx.file).and_then(|moved| failed.map_or(Ok(moved), Err));
+        match outcome {
+            Ok(moved) => {
+                copies.stored(moved);
+                sum = (sum.0 + moved, sum.1 + files);
             }
             Err(e) => {
                 left.flat_map(|(_, runs)| runs).for_each(|run| cancel(cx, copies.reservation(), run));
@@ -298,29 +313,35 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
     Ok(sum)
 }
 
-fn relocate_at_once(cx: &MoveCtx<'_>, batch: Vec<(&Item, Vec<Run>)>, copies: &Copies) -> Result<(u64, u64)> {
+/// Reads files, and gives the places back of those that stay where they are. After an error of the file system none is read.
+fn read_batch(
+    cx: &MoveCtx<'_>,
+    batch: Vec<(&Item, Vec<Run>)>,
+    copies: &Copies,
+    control: &dyn Control,
+) -> (Vec<(Copied, Vec<Run>)>, Result<()>) {
     let reservation = copies.reservation();
     let mut copied: Vec<(Copied, Vec<Run>)> = Vec::with_capacity(batch.len());
-    let mut failed = None;
+    let mut outcome = Ok(());
     for (item, runs) in batch {
-        let read = if failed.is_some() { Ok(None) } else { read(cx, item) };
+        let read = if outcome.is_err() {
+            Ok(None)
+        } else {
+            control.give_way();
+            read(cx, item)
+        };
         match read {
-            Ok(Some(m)) if m.frags() == item.frags() => copied.push((m, runs)),
-            Ok(_) | Err(Error::Stale | Error::Corrupt(_)) => runs.into_iter().for_each(|r| cancel(cx, reservation, r)),
-            Err(Error::Io(e)) => {
-                tracing::warn!("inode {} stays where it is: {e}", item.ino);
-                runs.into_iter().for_each(|r| cancel(cx, reservation, r));
+            Ok(Some(m)) if m.frags() == item.frags() => {
+                copied.push((m, runs));
+                continue;
             }
-            Err(e) => {
-                failed = Some(e);
-                runs.into_iter().for_each(|r| cancel(cx, reservation, r));
-            }
+            Ok(_) | Err(Error::Stale | Error::Corrupt(_)) => {}
+            Err(Error::Io(e)) => tracing::warn!("inode {} stays where it is: {e}", item.ino),
+            Err(e) => outcome = Err(e),
         }
+        runs.into_iter().for_each(|r| cancel(cx, reservation, r));
     }
-    let files = copied.len() as u64;
-    let moved = relocate::write(&cx.file, copied, reservation)?;
-    copies.stored(moved);
-    failed.map_or(Ok((moved, files)), Err)
+    (copied, outcome)
 }
 
 fn read(cx: &MoveCtx<'_>, item: &Item) -> Result<Option<Copied>> {

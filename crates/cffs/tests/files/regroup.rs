@@ -1,14 +1,15 @@
 //! Regrouping: what has come apart is brought back together, byte for byte, and stays so.
 
-use crate::common::observed::Observed;
+use crate::common::observed::{Observed, Seen};
 use crate::common::plain::{clean, fresh, mount};
-use cffs::device::{Device, Operation};
+use cffs::device::{Device, IoKind, Operation, Purpose};
 use cffs::{
     Caller, Error, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
     RegroupStatus, Usage,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 const ROOT: Caller = Caller::ROOT;
 const DIRS: usize = 24;
@@ -283,6 +284,46 @@ fn a_directory_that_gets_the_number_of_a_file_is_not_moved_as_data() {
 }
 
 /// Where nothing has to be read, nothing can be saved: this once went on for ever (campaign seed 610000000).
+/// Data that moves becomes durable apart from what programs commit: they do not wait for a flush because of it.
+#[test]
+fn an_fsync_beside_a_regroup_with_a_rate_flushes_once() {
+    let fs: Arc<OnceLock<Arc<Fs>>> = Arc::default();
+    let flushes = Arc::new(AtomicU64::new(0));
+    let counts: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let watcher = {
+        let (fs, flushes, counts) = (fs.clone(), flushes.clone(), counts.clone());
+        move |seen: Seen<'_>| match seen {
+            Seen::Flush => drop(flushes.fetch_add(1, Ordering::SeqCst)),
+            Seen::Written(IoKind::Data) if Purpose::current() == Purpose::Regroup => {
+                let fs = fs.get().unwrap();
+                let before = flushes.load(Ordering::SeqCst);
+                let mut counts = counts.lock().unwrap();
+                let name = format!("new{}", counts.len());
+                let program = || {
+                    let ino = fs.create(ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap().ino;
+                    fs.write(ROOT, ino, 0, &[7; 4096]).unwrap();
+                    fs.fsync(ino, false).unwrap();
+                    fs.forget(ino, 1);
+                };
+                std::thread::scope(|scope| scope.spawn(program).join().unwrap());
+                counts.push(flushes.load(Ordering::SeqCst) - before);
+            }
+            _ => {}
+        }
+    };
+    let dev = Observed::new(fresh(64 << 20, &small_groups()), watcher);
+    let mounted = mount(&dev);
+    let all = aged(&mounted);
+    assert!(fs.set(mounted.clone()).is_ok());
+    let done = regroup(&mounted, &RegroupOptions::default().rate(Some(1 << 40)));
+    assert!(done.outcome == Some(RegroupOutcome::Complete) && done.files_moved > 0, "{done:?}");
+    let counts = std::mem::take(&mut *counts.lock().unwrap());
+    assert!(counts.len() > 10 && counts.iter().all(|flushes| *flushes == 1), "{counts:?}");
+    compare(&mounted, &all);
+    mounted.close().unwrap();
+    clean(&dev.inner, "beside fsyncs");
+}
+
 #[test]
 fn an_empty_file_system_is_regrouped_at_once() {
     let dev = fresh(16 << 20, &small_groups());
