@@ -1,7 +1,6 @@
 //! The cache itself: its parts, its limits, and the blocks that are in it.
 
 use super::buf::{Buf, BufRef, Demand};
-use super::outlook::FilesOf;
 use super::prefetch::{Prefetch, PrefetchMode};
 use super::shard::{LockedShard, Shard};
 use super::write_latency::WriteLatency;
@@ -45,6 +44,9 @@ pub(super) struct ReadaheadSender {
     pub(super) send: mpsc::SyncSender<Vec<ReadaheadRequest>>,
     pub(super) to_thread: bool,
 }
+
+/// Where the first and the last of the small files lie that have their inodes in a block, if it is one of a directory.
+pub(super) type FilesOf = fn(&Geometry, &Buf) -> Option<[BlockAddr; 2]>;
 
 /// The block cache.
 pub struct Cache {

@@ -3,18 +3,13 @@
 //! Who goes through directories in order mostly reads the files of those that follow too. Embedded inodes say where these are, without a request. So a
 //! reader of several devices knows how far its tree goes on ([`super::prefetch`]), and need not find out by reading on behind its end.
 
-use super::block_cache::Cache;
-use super::buf::{Buf, BufRef};
-use crate::format::{BlockAddr, Geometry};
+use crate::format::BlockAddr;
 use std::ops::Range;
 
 /// Stretches that are remembered, the last ones.
 const STRETCHES_MAX: usize = 64;
 /// Most groups between two files of one stretch.
 const GAP_GROUPS: u64 = 8;
-
-/// Where the first and the last of the small files lie that have their inodes in a block, if it is one of a directory.
-pub(super) type FilesOf = fn(&Geometry, &Buf) -> Option<[BlockAddr; 2]>;
 
 /// Groups with files of directories that were read along.
 #[derive(Default)]
@@ -47,24 +42,6 @@ impl Outlook {
             (end, known) = (end.max(r.end), true);
         }
         known.then_some((end - from) / group_blocks)
-    }
-}
-
-impl Cache {
-    /// Says how to find out what a block of a directory tells.
-    pub fn set_outlook(&self, files_of: FilesOf) {
-        let _ = self.files_of.set(files_of);
-    }
-
-    /// Notes where the files are of directories that nobody has asked for yet. These blocks were read along or ahead.
-    pub(super) fn note_directories(&self, blocks: impl Iterator<Item = BufRef>) {
-        let Some(files_of) = self.files_of.get() else { return };
-        let unasked = blocks.filter(|buf| !buf.is_requested());
-        let files: Vec<BlockAddr> = unasked.filter_map(|buf| files_of(&self.geo, &buf)).flatten().collect();
-        let groups: Vec<BlockAddr> = files.into_iter().map(|addr| self.geo.group_of(addr)).collect();
-        if !groups.is_empty() {
-            self.data_policy.note_outlook(&groups, self.geo.group_blocks());
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Readahead: a thread that reads groups, and the next parts of files, before somebody asks for them.
 
-use super::block_cache::{Cache, ReadaheadRequest, ReadaheadSender};
+use super::block_cache::{Cache, FilesOf, ReadaheadRequest, ReadaheadSender};
+use super::buf::BufRef;
 use super::locality::DirExtents;
 use super::prefetch::{AHEAD_MAX, Prefetch, WIDTH_MAX};
 use crate::format::{BlockAddr, FragAddr};
@@ -200,5 +201,21 @@ impl Cache {
             }
         }
         self.ask(requests);
+    }
+
+    /// Says how to find out what a block of a directory tells.
+    pub fn set_outlook(&self, files_of: FilesOf) {
+        let _ = self.files_of.set(files_of);
+    }
+
+    /// Notes where the files are of directories that nobody has asked for yet. These blocks were read along or ahead.
+    pub(super) fn note_directories(&self, blocks: impl Iterator<Item = BufRef>) {
+        let Some(files_of) = self.files_of.get() else { return };
+        let unasked = blocks.filter(|buf| !buf.is_requested());
+        let files: Vec<BlockAddr> = unasked.filter_map(|buf| files_of(&self.geo, &buf)).flatten().collect();
+        let groups: Vec<BlockAddr> = files.into_iter().map(|addr| self.geo.group_of(addr)).collect();
+        if !groups.is_empty() {
+            self.data_policy.note_outlook(&groups, self.geo.group_blocks());
+        }
     }
 }
