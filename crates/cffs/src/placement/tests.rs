@@ -253,8 +253,8 @@ fn a_long_file_has_whole_stripes_as_far_as_there_are_any() {
     let mut left = 2500 * fpb;
     while left > 0 {
         let run = p.allocate_stream(7, after, left.min(160 * fpb), 8192 * fpb).unwrap().unwrap();
-        assert!(after == Some(run.start) || run.start % p.stripe == 0, "{run} behind {after:?}");
-        assert!(run.len == left.min(160 * fpb) || run.end() % p.stripe == 0, "{run}");
+        assert!(after == Some(run.start) || run.start.is_multiple_of(p.stripe), "{run} behind {after:?}");
+        assert!(run.len == left.min(160 * fpb) || run.end().is_multiple_of(p.stripe), "{run}");
         (after, left) = (Some(run.end()), left - run.len);
         runs.push(run);
     }

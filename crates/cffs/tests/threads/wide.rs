@@ -43,6 +43,9 @@ impl Device for Wide {
     fn flush(&self) -> io::Result<()> {
         self.inner.flush()
     }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
 }
 
 fn mount(dev: &Arc<Wide>) -> Arc<Fs> {
