@@ -23,9 +23,13 @@ struct Reader {
 }
 
 impl Reader {
-    fn goes_on_with(&self, offset: u64, len: u64) -> bool {
-        let most = IN_FLIGHT.saturating_mul(len);
-        offset <= self.end.saturating_add(most) && offset.saturating_add(most) >= self.end
+    /// Whether a call belongs to this reader. A thread that was held up comes later than the others that take turns with it: where they were a short
+    /// time ago, at most `most` bytes back, it is no reader by itself, for whom what they have read would be read again.
+    fn goes_on_with(&self, offset: u64, len: u64, most: u64) -> bool {
+        let near = IN_FLIGHT.saturating_mul(len);
+        let follows = offset.saturating_add(near) >= self.end;
+        let is_late = offset >= self.start && offset.saturating_add(most) >= self.end;
+        offset <= self.end.saturating_add(near) && (follows || is_late)
     }
 }
 
@@ -38,7 +42,7 @@ impl Readers {
     /// most `most` bytes for all readers together.
     pub fn note(&self, offset: u64, len: u64, most: u64) -> Range<u64> {
         let mut readers = self.0.lock();
-        let reader = match readers.iter().position(|r| r.goes_on_with(offset, len)) {
+        let reader = match readers.iter().position(|r| r.goes_on_with(offset, len, most)) {
             Some(at) => readers.remove(at),
             None => Reader { start: offset, end: offset, asked: 0 },
         };
@@ -92,6 +96,18 @@ mod tests {
             last = last.max(readers.note((n ^ 3) * 4096, 4096, MOST).end);
         }
         assert!(last > 100 * 4096, "{last}");
+    }
+
+    #[test]
+    fn a_call_that_was_held_up_is_of_the_same_reader() {
+        let readers = Readers::default();
+        let len = 4096;
+        let asked = (0..100).map(|n| readers.note(n * len, len, MOST).end).max().unwrap();
+        // One of four that take turns is twenty calls behind, and goes on where it was.
+        for n in (80..100).step_by(4) {
+            let more = readers.note(n * len, len, MOST);
+            assert!(more.is_empty() || more.start >= asked, "{more:?} was read");
+        }
     }
 
     #[test]
