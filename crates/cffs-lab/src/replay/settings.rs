@@ -132,7 +132,8 @@ impl Settings {
                     "fragment" => &mut self.fragment,
                     _ => &mut self.cache,
                 };
-                *of = bytes(value);
+                let most = if matches!(name, "size" | "cache") { u64::MAX } else { u64::from(u32::MAX) };
+                *of = bytes(value).filter(|n| *n <= most);
                 return of.is_some();
             }
             _ => return false,
@@ -161,7 +162,13 @@ mod tests {
         assert_eq!((s.disk, s.group, s.log, s.cache), ("hdd-2026", Some(256 << 10), Some(true), Some(32 << 20)));
         assert_eq!(s.prefetch, PrefetchMode::Off);
         assert!("floppy".parse::<Settings>().unwrap_err().to_string().contains("volume-1ms"));
-        for wrong in ["volume-1ms,group=x", "volume-1ms,grup=1", "volume-1ms,key=", "volume-1ms,fs=fat"] {
+        for wrong in [
+            "volume-1ms,group=x",
+            "volume-1ms,group=4195536K",
+            "volume-1ms,grup=1",
+            "volume-1ms,key=",
+            "volume-1ms,fs=fat",
+        ] {
             assert!(wrong.parse::<Settings>().unwrap_err().to_string().contains("is no setting"), "{wrong}");
         }
         assert!("volume-1ms,fs=ext4,group=64K".parse::<Settings>().unwrap_err().to_string().contains("none but"));

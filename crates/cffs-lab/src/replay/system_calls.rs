@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use cffs::trace::{Kind, Listed};
 use cffs::{ColocationKey, ROOT_INO};
 use rustix::fs::{
@@ -27,6 +27,11 @@ use super::workload::{Op, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, StartTree, Workload
 const OPEN_MAX: usize = 512;
 /// Threads at most; those of a longer recording share them.
 const THREADS_MAX: usize = 64;
+
+/// Whether a file can have this name. A trace is somebody else's perhaps, and what it names is to be below the mount point.
+fn is_name(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..") && !name.iter().any(|b| matches!(b, b'/' | 0))
+}
 
 fn join(root: &Path, path: &[&[u8]]) -> PathBuf {
     path.iter().fold(root.to_path_buf(), |mut all, name| {
@@ -47,6 +52,9 @@ pub fn build(root: &Path, tree: &StartTree, key: Option<&ColocationKey>) -> Resu
     let pattern = contents(1 << 20);
     for (directory, e) in tree.in_order() {
         let Some(dir) = made.get(&directory) else { continue };
+        if !is_name(&e.name) {
+            bail!("the trace is damaged: no file can be called '{}'", e.name.escape_ascii());
+        }
         let path = dir.join(OsStr::from_bytes(&e.name));
         build_entry(&path, e, made.get(&e.inode), &pattern)
             .with_context(|| format!("cannot make {} of the tree of the trace", path.display()))?;
@@ -189,6 +197,9 @@ impl Caller {
     }
 
     fn below(&self, directory: u64, name: &[u8]) -> Result<PathBuf, Unknown> {
+        if !is_name(name) {
+            return Err(Unknown::Not(Errno::INVAL));
+        }
         Ok(self.path(directory)?.join(OsStr::from_bytes(name)))
     }
 
@@ -248,7 +259,8 @@ impl Caller {
             }
             Kind::Mknod => {
                 let kind = rustix::fs::FileType::from_raw_mode(d.number(0) as u32 & S_IFMT);
-                rustix::fs::mknodat(rustix::fs::CWD, self.below(a, name)?, kind, mode, d.number(3))?;
+                // Without its number: what is opened and written here later is no device of this machine.
+                rustix::fs::mknodat(rustix::fs::CWD, self.below(a, name)?, kind, mode, 0)?;
                 self.made(op);
             }
             Kind::Mkdir => {

@@ -1,6 +1,6 @@
 //! Programs are recorded on simulated disks, and replayed there and elsewhere.
 
-use cffs::trace::{Classes, Item, Reader, frame};
+use cffs::trace::{Classes, Detail, Item, Reader, frame};
 use cffs::{AtimeMode, Caller, Fs, Ino, ROOT_INO, RenameFlags, SetAttr, SetXattr};
 use cffs_disk::Counters;
 
@@ -263,6 +263,39 @@ fn system_calls_repeat_the_same_anywhere() {
     assert_eq!(std::fs::read(dir.path().join("new/message1")).unwrap().len(), 3000);
     assert!(!dir.path().join("dir3").exists() && !dir.path().join("new/message0").exists());
     assert_eq!(std::fs::metadata(dir.path().join("large")).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn a_trace_names_nothing_outside_of_where_it_is_repeated() {
+    let (trace, _) = record(HERE, false);
+    let whole = Workload::read(&trace[..]).unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    let inside = outside.path().join("a/b");
+    let absolute = outside.path().join("victim");
+    for name in [b"../../victim".to_vec(), absolute.as_os_str().as_encoded_bytes().to_vec(), b"..".to_vec()] {
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::write(&absolute, "stays").unwrap();
+        let mut w = whole.clone();
+        w.tree.directories[0].1[0].name = name.clone();
+        let error = super::system_calls::build(&inside, &w.tree, None).unwrap_err();
+        assert!(error.to_string().contains("no file can be called"), "{error:#}");
+        // In an operation.
+        let mut w = whole.clone();
+        for op in &mut w.ops {
+            let names = op.detail.names_mut().count();
+            op.detail = Detail { inode: op.detail.inode, ..Detail::default() };
+            (0..names).for_each(|_| op.detail.add_name(&name));
+            [0o600 | 0o100_000, 0, 0, 0].into_iter().for_each(|n| op.detail.add_number(n));
+        }
+        std::fs::remove_dir_all(&inside).unwrap();
+        std::fs::create_dir(&inside).unwrap();
+        super::system_calls::build(&inside, &w.tree, None).unwrap();
+        repeat_all(&inside, &w, false).unwrap();
+        assert_eq!(std::fs::read(&absolute).unwrap(), b"stays");
+        let names = |at: &std::path::Path| std::fs::read_dir(at).unwrap().count();
+        assert_eq!((names(outside.path()), names(inside.parent().unwrap())), (2, 1));
+        std::fs::remove_dir_all(outside.path().join("a")).unwrap();
+    }
 }
 
 /// A walk over all files on something like a mount: what is read ahead is read beside it, by a thread that comes to it with every

@@ -50,7 +50,7 @@ pub struct Requests {
 pub type ByPurpose = BTreeMap<String, Requests>;
 
 /// A workload.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Workload {
     /// Operations, in the order in which they began.
     pub ops: Vec<Op>,
@@ -75,7 +75,7 @@ pub struct Workload {
 }
 
 /// Names at the beginning.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct StartTree {
     /// Directories in the order in which they were listed, with what is in them.
     pub directories: Vec<(u64, Vec<Listed>)>,
