@@ -19,11 +19,11 @@ use crate::tree::Root;
 use cffs_device::{
     Device, DeviceSpace, DiskStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
 };
+use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A snapshot or a branch by what it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +133,16 @@ impl LogDisk {
         let observed = self.observed();
         let _work = observed.work_for_all(Work::Manage);
         f(&mut self.lock())
+    }
+
+    /// Makes durable what somebody has done who manages the disk: a flush that no file system has asked for.
+    ///
+    /// # Errors
+    /// Those of the store; then nothing can be written any more.
+    pub fn make_durable(&self) -> io::Result<()> {
+        let observed = self.observed();
+        let _work = observed.work_for_all(Work::Manage);
+        self.shared.flush()
     }
 
     pub(crate) fn lock(&self) -> StateGuard<'_> {
@@ -461,7 +471,7 @@ impl LogDisk {
         let b = b.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")))?;
         b.opened += 1;
         drop(state);
-        Ok(BranchDevice { shared: self.shared.clone(), branch, other: AtomicBool::default() })
+        Ok(BranchDevice { shared: self.shared.clone(), branch, work: Mutex::new(Some(Work::Manage)) })
     }
 
     /// A snapshot as a device that cannot be written. It cannot be deleted while it is open.
@@ -474,7 +484,7 @@ impl LogDisk {
         let s = s.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no snapshot {id}")))?;
         s.opened += 1;
         drop(state);
-        Ok(SnapshotDevice { shared: self.shared.clone(), id, other: AtomicBool::default() })
+        Ok(SnapshotDevice { shared: self.shared.clone(), id, work: Mutex::new(Some(Work::Manage)) })
     }
 
     /// The byte ranges (offset, length) in which a later snapshot, or the branch itself as of now (`None`), differs from
@@ -520,8 +530,9 @@ impl LogDisk {
 pub struct BranchDevice {
     shared: Arc<Shared>,
     branch: u32,
-    /// The file system on it is another one than that which observes the disks.
-    other: AtomicBool,
+    /// What requests are made for, to who observes the disks: somebody manages it, or another file system is on it than that one's own. None: it is
+    /// the file system's own, which tells by itself.
+    work: Mutex<Option<Work>>,
 }
 
 impl BranchDevice {
@@ -529,7 +540,7 @@ impl BranchDevice {
     /// the first one on.
     #[must_use]
     pub fn to_be_mounted(self) -> Self {
-        self.other.store(true, Ordering::Relaxed);
+        *self.work.lock() = Some(Work::Other);
         self
     }
 }
@@ -553,17 +564,17 @@ impl Device for BranchDevice {
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let pieces = |state: &State, first, blocks| state.branch_pieces(self.branch, first, blocks);
-        self.shared.serve(&self.other, |shared| shared.read(offset, bufs, &pieces))
+        self.shared.serve(&self.work, |shared| shared.read(offset, bufs, &pieces))
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let pieces = |state: &State, first, blocks| state.branch_pieces(self.branch, first, blocks);
-        self.shared.serve(&self.other, |shared| shared.read_batch(requests, &pieces))
+        self.shared.serve(&self.work, |shared| shared.read_batch(requests, &pieces))
     }
 
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
         let pieces = |state: &State, first, blocks| state.branch_pieces(self.branch, first, blocks);
-        self.shared.serve(&self.other, |shared| shared.together(offset, range, &pieces))
+        self.shared.serve(&self.work, |shared| shared.together(offset, range, &pieces))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -571,15 +582,15 @@ impl Device for BranchDevice {
     }
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.serve(&self.other, |shared| shared.write(self.branch, requests))
+        self.shared.serve(&self.work, |shared| shared.write(self.branch, requests))
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.shared.serve(&self.other, Shared::flush)
+        self.shared.serve(&self.work, Shared::flush)
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.shared.serve(&self.other, |shared| shared.discard(self.branch, offset, len))
+        self.shared.serve(&self.work, |shared| shared.discard(self.branch, offset, len))
     }
 
     fn space(&self) -> Option<DeviceSpace> {
@@ -591,16 +602,16 @@ impl Device for BranchDevice {
     }
 
     fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.serve(&self.other, |shared| shared.write_atomic(self.branch, requests))
+        self.shared.serve(&self.work, |shared| shared.write_atomic(self.branch, requests))
     }
 
     fn finish(&self) -> io::Result<()> {
-        self.shared.serve(&self.other, Shared::finish)
+        self.shared.serve(&self.work, Shared::finish)
     }
 
     /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.other.store(self.shared.observe_unless_observed(observer), Ordering::Relaxed);
+        *self.work.lock() = self.shared.observe_unless_observed(observer).then_some(Work::Other);
         true
     }
 
@@ -685,7 +696,7 @@ pub struct SnapshotDevice {
     shared: Arc<Shared>,
     id: u64,
     /// As that of a branch.
-    other: AtomicBool,
+    work: Mutex<Option<Work>>,
 }
 
 impl SnapshotDevice {
@@ -693,7 +704,7 @@ impl SnapshotDevice {
     /// the first one on.
     #[must_use]
     pub fn to_be_mounted(self) -> Self {
-        self.other.store(true, Ordering::Relaxed);
+        *self.work.lock() = Some(Work::Other);
         self
     }
 
@@ -723,17 +734,17 @@ impl Device for SnapshotDevice {
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
-        self.shared.serve(&self.other, |shared| shared.read(offset, bufs, &pieces))
+        self.shared.serve(&self.work, |shared| shared.read(offset, bufs, &pieces))
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
-        self.shared.serve(&self.other, |shared| shared.read_batch(requests, &pieces))
+        self.shared.serve(&self.work, |shared| shared.read_batch(requests, &pieces))
     }
 
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
         let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
-        self.shared.serve(&self.other, |shared| shared.together(offset, range, &pieces))
+        self.shared.serve(&self.work, |shared| shared.together(offset, range, &pieces))
     }
 
     fn write_vectored(&self, _kind: IoKind, _offset: u64, _bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -758,7 +769,7 @@ impl Device for SnapshotDevice {
 
     /// The disks below have one observer, that of the whole disk. Only where there is none it is this one.
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.other.store(self.shared.observe_unless_observed(observer), Ordering::Relaxed);
+        *self.work.lock() = self.shared.observe_unless_observed(observer).then_some(Work::Other);
         true
     }
 

@@ -16,7 +16,6 @@ use std::collections::btree_map::Entry;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the devices of a log disk share.
 pub(crate) struct Shared {
@@ -383,11 +382,11 @@ impl Shared {
         observed
     }
 
-    /// Does something for a snapshot or a branch. Who observes the disks is told if it is for `other` than its own file system.
-    pub(crate) fn serve<T>(&self, other: &AtomicBool, f: impl FnOnce(&Shared) -> T) -> T {
-        let other = other.load(Ordering::Relaxed);
-        let observed = if other { self.observed.read().clone() } else { Observed::default() };
-        let _other = observed.work_for_all(Work::Other);
+    /// Does something for a snapshot or a branch, as such work where it is not for the file system that observes the disks.
+    pub(crate) fn serve<T>(&self, work: &Mutex<Option<Work>>, f: impl FnOnce(&Shared) -> T) -> T {
+        let work = *work.lock();
+        let observed = work.map_or_else(Observed::default, |_| self.observed.read().clone());
+        let _work = work.and_then(|work| observed.work_for_all(work));
         f(self)
     }
 

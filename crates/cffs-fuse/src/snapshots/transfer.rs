@@ -133,7 +133,7 @@ pub fn receive(
                 disk.delete_snapshot(mark)?;
             }
             // What has come is kept, as far as that is possible.
-            let _ = disk.flush();
+            let _ = disk.make_durable();
             let rest = Progress { offset: come(disk, mark).unwrap_or(0), ..progress };
             if e.kind() == io::ErrorKind::UnexpectedEof && rest.offset > 0 {
                 let token = hexadecimal(&rest.encode());
@@ -183,7 +183,7 @@ pub fn abandon(disk: &LogDisk) -> Result<usize> {
         }
         drop_unused(disk, branch)?;
     }
-    disk.flush()?;
+    disk.make_durable()?;
     Ok(n)
 }
 
@@ -248,7 +248,7 @@ fn begin(disk: &LogDisk, fs: Option<&Fs>, header: &StreamHeader, name: &str) -> 
             make(disk, fs, branch, &format!("{RECEIVING}{} {from}", header.to.id))?
         }
     };
-    disk.flush()?;
+    disk.make_durable()?;
     let offset = come(disk, mark)?;
     let progress = Progress { to: header.to, from: header.from, offset };
     if header.start > offset {
@@ -273,7 +273,7 @@ fn complete(
     check_new(disk, name)?;
     disk.snapshot(branch, &format!("{name}/{}", header.to.id))?;
     disk.delete_snapshot(mark)?;
-    disk.flush()?;
+    disk.make_durable()?;
     drop(naming);
     finish_deletions(disk)?;
     Ok(Received { name: name.to_owned(), data: report.data, verified: report.verified })

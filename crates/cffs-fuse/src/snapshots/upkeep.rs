@@ -19,7 +19,7 @@ pub fn create(disk: &LogDisk, fs: Option<&Fs>, name: &str) -> Result<u64> {
     let _naming = naming();
     check_new(disk, name)?;
     let id = make(disk, fs, MAIN_BRANCH, name)?;
-    disk.flush()?;
+    disk.make_durable()?;
     Ok(id)
 }
 
@@ -65,7 +65,7 @@ pub fn delete(disk: &LogDisk, name: &str) -> Result<()> {
                 // With the last one of those that were received from there.
                 drop_unused(disk, branch)?;
             }
-            Ok(disk.flush()?)
+            Ok(disk.make_durable()?)
         }
     }
 }
@@ -90,7 +90,7 @@ pub fn clone(disk: &LogDisk, name: &str, clone: &str) -> Result<u32> {
         return Error::invalid(format!("'{name}' is a clone, and only snapshots are cloned"));
     };
     let branch = disk.clone_snapshot(id, clone)?;
-    disk.flush()?;
+    disk.make_durable()?;
     Ok(branch)
 }
 
