@@ -22,6 +22,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How often the buffers are emptied. They hold a MiB for each thread, which is the work of a second at the least.
 const INTERVAL: Duration = Duration::from_millis(50);
 
+/// What a command has left to others, as what is read ahead, belongs to it: for how long nothing is in flight then, and the longest wait for that.
+const QUIET: Duration = Duration::from_millis(5);
+const SETTLE_MAX: Duration = Duration::from_millis(100);
+/// Longest wait for requests that are in flight when a recording has ended.
+const FINISH_MAX: Duration = Duration::from_millis(500);
+
 /// What to record.
 pub struct Recording<'a> {
     pub dir: &'a Path,
@@ -44,7 +50,7 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
         signal_hook::flag::register(signal, ended.clone())?;
     }
     let control = Control::open(r.dir)?;
-    let mut out = open_output(r)?;
+    let mut out = open_output(r, &control)?;
     out.write_all(&frame::HEADER)?;
     // A listing would be traced itself.
     let first = if r.replay { Classes::NONE } else { r.classes };
@@ -56,11 +62,15 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     let stops = || ended.load(Ordering::Relaxed) || r.command.is_empty() && interrupted.load(Ordering::Relaxed);
     let mut child = None;
     let traced = record(r, &control, (recording, since_mount), &mut *out, &mut child, &stops);
+    if traced.is_ok() && !r.command.is_empty() {
+        wait_until_quiet(&control, recording, QUIET, SETTLE_MAX);
+    }
     // Switched off also after an error, which is the one to be told then.
     let stopped = switch(&control, recording, Classes::NONE, false);
     let end = || {
         traced?;
         stopped?;
+        wait_until_quiet(&control, recording, Duration::ZERO, FINISH_MAX);
         drain(&control, recording, &mut *out)?;
         out.write_all(&information("end", since_mount, r, &control)?)?;
         Ok(out.flush()?)
@@ -93,7 +103,8 @@ fn wait(child: &mut Child, told: &AtomicBool) -> io::Result<u8> {
     }
 }
 
-fn open_output(r: &Recording<'_>) -> anyhow::Result<Box<dyn Write>> {
+/// Where the trace goes: neither into the file system that is traced, nor over what it lies on.
+fn open_output(r: &Recording<'_>, control: &Control) -> anyhow::Result<Box<dyn Write>> {
     if r.output == Path::new("-") {
         return Ok(Box::new(BufWriter::new(io::stdout())));
     }
@@ -103,6 +114,16 @@ fn open_output(r: &Recording<'_>) -> anyhow::Result<Box<dyn Write>> {
     let at = std::fs::metadata(r.output).or_else(|_| std::fs::metadata(parent)).with_context(|| format!("{name}"))?;
     if at.dev() == std::fs::metadata(r.dir)?.dev() {
         bail!("{name}: this is in the file system that is to be traced: name a file elsewhere with -o");
+    }
+    let info = control.info()?;
+    let volume = control.stats()?["volume"]["members"].take();
+    let members = volume.as_array().into_iter().flatten().filter_map(|m| m["name"].as_str());
+    let is_same = |other: &str| {
+        let (Ok(ours), Ok(theirs)) = (std::fs::metadata(r.output), std::fs::metadata(other)) else { return false };
+        (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()) || ours.rdev() != 0 && ours.rdev() == theirs.rdev()
+    };
+    if let Some(taken) = members.chain([info.image.as_str()]).find(|other| is_same(other)) {
+        bail!("{name}: the file system that is to be traced lies on it ({taken}): name another file with -o");
     }
     let file = File::create(r.output).with_context(|| format!("{name}"))?;
     Ok(Box::new(BufWriter::new(file)))
@@ -219,6 +240,24 @@ fn list(control: &Control, recording: u64, out: &mut dyn Write, stops: &dyn Fn()
         }
     }
     Ok(())
+}
+
+/// Waits until no request has been in flight for so long, or longer than `most`.
+fn wait_until_quiet(control: &Control, recording: u64, quiet: Duration, most: Duration) {
+    let began = Instant::now();
+    let mut busy = began;
+    loop {
+        // A mount of an earlier version does not know.
+        if control.call::<u64>(&Request::TraceInFlight { recording }).unwrap_or(0) > 0 {
+            busy = Instant::now();
+        } else if busy.elapsed() >= quiet {
+            return;
+        }
+        if began.elapsed() >= most {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Writes everything that the mount has recorded by now.

@@ -129,6 +129,12 @@ pub enum Request {
         /// The number of the recording.
         recording: u64,
     },
+    /// How many requests of devices have begun while they were recorded, and have not ended. The answer is a number. Fails with EBUSY if another
+    /// recording has begun.
+    TraceInFlight {
+        /// The number of the recording.
+        recording: u64,
+    },
     /// The snapshots and clones of a file system in the log layout, in the order in which they were made: a list of
     /// [`SnapshotEntry`](crate::snapshots::SnapshotEntry).
     SnapshotList,
@@ -249,7 +255,7 @@ impl Request {
             Request::TraceStart { .. } | Request::TraceListing { .. } => true,
             // They tell of names that not everybody may see.
             Request::Places { .. } | Request::Layout { .. } => true,
-            Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
+            Request::TraceClasses { .. } | Request::TraceRead { .. } | Request::TraceInFlight { .. } => true,
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
             Request::VolumeStatus => false,

@@ -73,6 +73,7 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::TraceStart { .. }
         | Request::TraceListing { .. }
         | Request::TraceClasses { .. }
+        | Request::TraceInFlight { .. }
         | Request::TraceRead { .. } => trace::carry_out(fs, request),
         Request::SnapshotList
         | Request::SnapshotCreate { .. }

@@ -1,14 +1,9 @@
 //! Requests about traces.
 
 use super::request::{Request, TRACE_READ_BYTES};
-use cffs::trace::{Classes, Tracer};
+use cffs::trace::Classes;
 use cffs::{Error, Fs, Result};
 use serde_json::Value;
-use std::time::{Duration, Instant};
-
-/// How long a recording that ends waits for requests at most, and for how long there are none then.
-const WAIT_MAX: Duration = Duration::from_millis(500);
-const QUIET: Duration = Duration::from_millis(5);
 
 fn classes(names: &str) -> Result<Classes> {
     names.parse().or_else(Error::invalid)
@@ -17,19 +12,6 @@ fn classes(names: &str) -> Result<Classes> {
 /// Another recording has begun.
 fn taken_over<T>() -> Result<T> {
     Err(Error::Busy("another recording of the trace has begun, and gets the rest".into()))
-}
-
-/// Waits until no request has been in flight for a moment, or what is read ahead and written back takes too long: who ends a recording has
-/// what belongs to it.
-fn wait_until_quiet(tracer: &Tracer) {
-    let began = Instant::now();
-    let mut busy = began;
-    while busy.elapsed() < QUIET && began.elapsed() < WAIT_MAX {
-        std::thread::sleep(Duration::from_millis(1));
-        if tracer.in_flight() > 0 {
-            busy = Instant::now();
-        }
-    }
 }
 
 /// Executes a request about traces.
@@ -55,17 +37,14 @@ pub(super) fn carry_out(fs: &Fs, request: &Request) -> Result<Value> {
             if *cold && tracer.is_current(*recording) {
                 fs.cool()?;
             }
-            let classes = classes(names)?;
-            let ends = classes == Classes::NONE;
-            if ends && tracer.is_current(*recording) {
-                wait_until_quiet(tracer);
+            if tracer.switch(*recording, classes(names)?) { Ok(Value::Null) } else { taken_over() }
+        }
+        Request::TraceInFlight { recording } => {
+            if tracer.is_current(*recording) {
+                Ok(tracer.in_flight().into())
+            } else {
+                taken_over()
             }
-            let switched = tracer.switch(*recording, classes);
-            // What has begun meanwhile is still recorded.
-            if ends && switched && tracer.in_flight() > 0 {
-                wait_until_quiet(tracer);
-            }
-            if switched { Ok(Value::Null) } else { taken_over() }
         }
         Request::TraceRead { recording } => match tracer.read(*recording, TRACE_READ_BYTES) {
             Some(frames) => Ok(hexadecimal(&frames).into()),

@@ -113,7 +113,7 @@ impl Tracer {
         let threads = self.threads.lock();
         let current = threads.recording == recording;
         if current {
-            self.classes.store(classes.bits(), Ordering::Relaxed);
+            self.classes.store(classes.bits(), Ordering::SeqCst);
         }
         current
     }
@@ -148,7 +148,7 @@ impl Tracer {
 
     /// Requests of devices that have begun while they were recorded, and have not ended. Whoever ends a recording and waits for them has them.
     pub fn in_flight(&self) -> u64 {
-        self.in_flight.load(Ordering::Acquire)
+        self.in_flight.load(Ordering::SeqCst)
     }
 
     /// What is recorded at this moment.
@@ -271,10 +271,13 @@ impl Tracer {
     /// A request begins, which causes nothing itself. `None` if its class is off.
     #[inline]
     pub(super) fn begin_leaf(&self, kind: Kind) -> Option<InFlight<'_>> {
-        (self.on() & kind.class().bits() != 0).then(|| {
-            self.in_flight.fetch_add(1, Ordering::Relaxed);
-            InFlight { tracer: self, start: self.now() }
-        })
+        if self.on() & kind.class().bits() == 0 {
+            return None;
+        }
+        // In flight before it looks again: whoever has switched it off sees the one, or this sees the other.
+        self.in_flight.fetch_add(1, Ordering::SeqCst);
+        let began = InFlight { tracer: self, start: self.now() };
+        (self.classes.load(Ordering::SeqCst) & kind.class().bits() != 0).then_some(began)
     }
 
     /// Records it.
