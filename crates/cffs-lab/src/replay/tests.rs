@@ -1,6 +1,6 @@
 //! Programs are recorded on simulated disks, and replayed there and elsewhere.
 
-use cffs::trace::{Classes, Detail, Item, Reader, frame};
+use cffs::trace::{Classes, Item, Reader, frame};
 use cffs::{AtimeMode, Caller, Fs, Ino, ROOT_INO, RenameFlags, SetAttr, SetXattr};
 use cffs_disk::Counters;
 
@@ -283,7 +283,8 @@ fn a_trace_names_nothing_outside_of_where_it_is_repeated() {
         let mut w = whole.clone();
         for op in &mut w.ops {
             let names = op.detail.names_mut().count();
-            op.detail = Detail { inode: op.detail.inode, ..Detail::default() };
+            let inode = std::mem::take(&mut op.detail).inode;
+            op.detail.inode = inode;
             (0..names).for_each(|_| op.detail.add_name(&name));
             [0o600 | 0o100_000, 0, 0, 0].into_iter().for_each(|n| op.detail.add_number(n));
         }
