@@ -67,14 +67,13 @@ pub struct Costs {
     /// For whom work was done that is done for many; the oldest first in the queue.
     works: HashMap<u64, Box<Causes>>,
     works_order: VecDeque<u64>,
-    /// Requests whose cause has not ended, by its number.
-    waiting: HashMap<u64, Waiting>,
+    /// Requests whose cause has not ended, by its number and the operation at the root of it: what is recorded of no class that is on has no number.
+    waiting: HashMap<(u64, Option<Kind>), Waiting>,
 }
 
 /// Requests with the same cause.
+#[derive(Default)]
 struct Waiting {
-    /// The operation at the root of it.
-    origin: Option<Kind>,
     cost: Cost,
     /// Rounds that they have waited.
     rounds: u8,
@@ -105,18 +104,22 @@ impl Costs {
                     bytes: if moves { r.args[1] as f64 } else { 0.0 },
                     ns: r.duration as f64 / request.batch as f64,
                 };
-                let origin = r.cause.origin;
-                let new = Waiting { origin, cost: Cost::default(), rounds: 0 };
-                self.waiting.entry(r.cause.span).or_insert(new).cost.add(&cost, 1.0);
+                self.waiting.entry((r.cause.span, r.cause.origin)).or_default().cost.add(&cost, 1.0);
             } else if r.kind.class().meets(Classes::OP) {
                 self.operation(r);
-            } else if let Some(causes) = &r.causes {
-                self.works.insert(r.id, causes.clone());
+            } else {
+                // What is read ahead for one has no list, and is for whoever asked for it.
+                let for_one = || {
+                    let mut causes = Causes::default();
+                    causes.add(r.cause, 1);
+                    Box::new(causes)
+                };
+                self.works.insert(r.id, r.causes.clone().unwrap_or_else(for_one));
                 self.works_order.push_back(r.id);
             }
         }
-        for (span, requests) in std::mem::take(&mut self.waiting) {
-            self.charge(span, requests);
+        for (cause, requests) in std::mem::take(&mut self.waiting) {
+            self.charge(cause, requests);
         }
         while self.works_order.len() > WORKS_MAX {
             self.works_order.pop_front().map(|id| self.works.remove(&id));
@@ -140,15 +143,15 @@ impl Costs {
     }
 
     /// Charges those for whom requests were made that a span has caused, or waits for the end of what they did.
-    fn charge(&mut self, span: u64, mut requests: Waiting) {
+    fn charge(&mut self, (span, origin): (u64, Option<Kind>), mut requests: Waiting) {
         let mut division = Division::default();
         self.divide(span, 1.0, DEPTH, &mut division);
         if division.missing && requests.rounds < ROUNDS && span != 0 {
             requests.rounds += 1;
-            self.waiting.insert(span, requests);
+            self.waiting.insert((span, origin), requests);
             return;
         }
-        let Waiting { origin, cost, .. } = requests;
+        let cost = requests.cost;
         let ended = self.ended.get(&span).map(|(kind, _)| *kind);
         let kinds: Vec<_> = match self.works.get(&span) {
             Some(causes) => causes.shares().collect(),
@@ -232,6 +235,23 @@ mod tests {
         let cause = Cause { span: cause, origin };
         let causes: Option<Box<Causes>> = None;
         Record { kind, id, cause, thread: 1, start: 0, duration: 1000, args, transaction: 0, causes, detail: None }
+    }
+
+    #[test]
+    fn what_is_read_ahead_for_one_operation_is_its_and_causes_without_a_number_are_told_apart() {
+        let mut costs = Costs::default();
+        costs.take(&[
+            record(Kind::Read, 2, 0, None, [20, 0, 4096]),
+            record(Kind::DeviceRead, 3, 4, Some(Kind::Read), [0, 4096, 0]),
+            record(Kind::Readahead, 4, 2, Some(Kind::Read), [0, 1, 0]),
+            record(Kind::DeviceRead, 5, 0, Some(Kind::Regroup), [0, 512, 0]),
+            record(Kind::DeviceRead, 6, 0, Some(Kind::Scrub), [0, 512, 0]),
+        ]);
+        costs.learn(&[20], &[(20, 7, "/a".into())]);
+        assert_eq!(costs.directories[&7].requests, 1.0, "in the same round");
+        let of = |kind| costs.operations[&Some(kind)].requests;
+        assert_eq!([Kind::Read, Kind::Regroup, Kind::Scrub].map(of), [1.0; 3]);
+        assert_eq!(costs.directories[&NO_DIRECTORY].requests, 2.0);
     }
 
     #[test]
