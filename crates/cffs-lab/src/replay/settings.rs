@@ -90,6 +90,11 @@ impl FromStr for Settings {
                 );
             }
         }
+        let in_simulation = ["techniques", "cache", "prefetch", "metadata", "atime"];
+        let given = |name: &&&str| text.split(',').any(|part| part.split_once('=').is_some_and(|(n, _)| n == **name));
+        if let Some(name) = in_simulation.iter().find(given).filter(|_| s.mounted.is_some()) {
+            bail!("'{text}': {name} is for the simulation; a mount has its own");
+        }
         if s.mounted.is_some_and(Kind::is_kernel) && (s.group.or(s.block).or(s.fragment).is_some() || s.log.is_some()) {
             bail!("'{text}': of these settings another file system has none but fs and size");
         }
@@ -171,6 +176,8 @@ mod tests {
         ] {
             assert!(wrong.parse::<Settings>().unwrap_err().to_string().contains("is no setting"), "{wrong}");
         }
+        let mounted = "volume-1ms,fs=cffs,techniques=neither".parse::<Settings>().unwrap_err().to_string();
+        assert!(mounted.contains("techniques is for the simulation"), "{mounted}");
         assert!("volume-1ms,fs=ext4,group=64K".parse::<Settings>().unwrap_err().to_string().contains("none but"));
     }
 }
