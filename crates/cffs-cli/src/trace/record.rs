@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How often the buffers are emptied. They hold a MiB for each thread, which is the work of a second at the least.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a command has left to others, as what is read ahead, belongs to it: for how long nothing is in flight then, and the longest wait for that.
+/// What programs have left to others, as what is read ahead, belongs to them: for how long nothing is in flight then, and the longest wait for that.
 const QUIET: Duration = Duration::from_millis(5);
 const SETTLE_MAX: Duration = Duration::from_millis(100);
 /// Longest wait for requests that are in flight when a recording has ended.
@@ -62,7 +62,7 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     let stops = || ended.load(Ordering::Relaxed) || r.command.is_empty() && interrupted.load(Ordering::Relaxed);
     let mut child = None;
     let traced = record(r, &control, (recording, since_mount), &mut *out, &mut child, &stops);
-    if traced.is_ok() && !r.command.is_empty() {
+    if traced.is_ok() && r.limit.is_none() {
         wait_until_quiet(&control, recording, QUIET, SETTLE_MAX);
     }
     // Switched off also after an error, which is the one to be told then.
