@@ -184,9 +184,9 @@ impl Session {
                 _ => Ok(()),
             },
         };
-        self.unmounter.wait_for_others();
         // After an error the mount may still exist, and nobody would answer.
         let _ = self.unmounter.abort();
+        self.unmounter.wait_for_others();
         if self.state.panicked() {
             return Err(Error::Internal);
         }

@@ -12,6 +12,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+/// Longest wait for another thread that unmounts.
+const OTHERS_MAX: Duration = Duration::from_secs(10);
 
 /// Sets how far the kernel reads ahead. Only root may, and an error is ignored because this is only for speed.
 pub(crate) fn set_readahead(dir: &Path, bytes: u32) {
@@ -170,10 +174,10 @@ impl Unmounter {
         self.abort()
     }
 
-    /// Waits for an unmount that another thread is at. The first of several places can end the session, and the others are to go as well
-    /// before the program does.
+    /// Waits for an unmount that another thread is at, not for ever. The first of several places can end the session, and the others are to go
+    /// as well before the program does; but where nobody serves any more, what that thread asks the kernel for may end with the program only.
     pub(crate) fn wait_for_others(&self) {
-        drop(self.busy.lock());
+        drop(self.busy.try_lock_for(OTHERS_MAX));
     }
 
     /// Ends the mount at once, at all places and even if it is in use. Data in mappings is lost.
