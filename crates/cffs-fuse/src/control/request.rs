@@ -129,8 +129,8 @@ pub enum Request {
         /// The number of the recording.
         recording: u64,
     },
-    /// How many requests of devices have begun while they were recorded, and have not ended. The answer is a number. Fails with EBUSY if another
-    /// recording has begun.
+    /// How many requests of devices have begun while they were recorded, and have not ended; what waits for the thread that reads ahead counts as
+    /// well. The answer is a number. Fails with EBUSY if another recording has begun.
     TraceInFlight {
         /// The number of the recording.
         recording: u64,

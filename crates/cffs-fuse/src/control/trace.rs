@@ -39,13 +39,10 @@ pub(super) fn carry_out(fs: &Fs, request: &Request) -> Result<Value> {
             }
             if tracer.switch(*recording, classes(names)?) { Ok(Value::Null) } else { taken_over() }
         }
-        Request::TraceInFlight { recording } => {
-            if tracer.is_current(*recording) {
-                Ok(tracer.in_flight().into())
-            } else {
-                taken_over()
-            }
+        Request::TraceInFlight { recording } if tracer.is_current(*recording) => {
+            Ok((tracer.in_flight() + fs.readahead_waits() as u64).into())
         }
+        Request::TraceInFlight { .. } => taken_over(),
         Request::TraceRead { recording } => match tracer.read(*recording, TRACE_READ_BYTES) {
             Some(frames) => Ok(hexadecimal(&frames).into()),
             None => taken_over(),

@@ -65,6 +65,8 @@ pub struct Cache {
     sums_policy: Prefetch,
     /// To the readahead thread.
     pub(super) readahead: Mutex<Option<ReadaheadSender>>,
+    /// What the thread was asked for and has not read yet.
+    pub(super) readahead_waits: AtomicUsize,
     /// What waits for [`Cache::readahead_step`], where that takes the place of the thread.
     pub(super) readahead_queue: Mutex<Option<mpsc::Receiver<Vec<ReadaheadRequest>>>>,
     pub(crate) counters: CacheCounters,
@@ -96,6 +98,7 @@ impl Cache {
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),
             write_latency: WriteLatency::default(),
+            readahead_waits: AtomicUsize::new(0),
             files_of: OnceLock::new(),
             tracer: Arc::default(),
         }

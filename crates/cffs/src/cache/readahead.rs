@@ -10,6 +10,7 @@ use cffs_device::{IoKind, Purpose};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, TrySendError};
 
 /// Requests that may wait for the thread; on several devices, what is asked for at a time. A full queue means the device is busy enough.
@@ -30,10 +31,12 @@ impl Cache {
             .spawn(move || {
                 while let Ok(requests) = receive.recv() {
                     let Some(cache) = weak.upgrade() else { break };
+                    let _purpose = Purpose::Prefetch.scope();
                     match cache.is_wide() {
                         true => cache.fill_ahead(requests),
                         false => cache.read_ahead(requests),
                     }
+                    cache.readahead_waits.fetch_sub(1, Ordering::SeqCst);
                 }
             })
             .map(drop)
@@ -69,8 +72,15 @@ impl Cache {
     fn ask(&self, requests: Vec<ReadaheadRequest>) {
         let guard = self.readahead.lock();
         let Some(ReadaheadSender { send, to_thread }) = &*guard else { return };
+        let send = |requests| {
+            let waits = usize::from(*to_thread);
+            self.readahead_waits.fetch_add(waits, Ordering::SeqCst);
+            send.try_send(requests).inspect_err(|_| {
+                self.readahead_waits.fetch_sub(waits, Ordering::SeqCst);
+            })
+        };
         if !self.is_wide() {
-            let _ = requests.into_iter().try_for_each(|request| send.try_send(vec![request]));
+            let _ = requests.into_iter().try_for_each(|request| send(vec![request]));
             return;
         }
         // Whoever comes to them from now on waits for the thread, and does not read them a second time.
@@ -79,7 +89,7 @@ impl Cache {
             return;
         }
         // In one piece, so that all of them begin at the same time.
-        if let Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) = send.try_send(requests)
+        if let Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) = send(requests)
             && *to_thread
         {
             refused.into_iter().for_each(|(.., run)| self.release(run));
@@ -95,6 +105,11 @@ impl Cache {
     /// Whether there is a readahead thread, or a queue instead.
     pub fn has_readahead(&self) -> bool {
         self.readahead.lock().is_some()
+    }
+
+    /// How much waits for the readahead thread, or is read by it now.
+    pub(crate) fn readahead_waits(&self) -> usize {
+        self.readahead_waits.load(Ordering::SeqCst)
     }
 
     /// Whether the device is several that work at the same time.

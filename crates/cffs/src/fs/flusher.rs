@@ -64,6 +64,11 @@ impl Fs {
         }
     }
 
+    /// How much waits for the thread that reads ahead, or is read by it now: requests of the device that are still to come.
+    pub fn readahead_waits(&self) -> usize {
+        self.cache.readahead_waits()
+    }
+
     /// Reads what is queued to be read ahead ([`Fs::queue_readahead`]), so many requests at most. Up to eight wait; what was asked for
     /// beyond that was dropped, as with the thread.
     pub fn readahead_step(&self, most: usize) {
