@@ -8,8 +8,8 @@
 //! Every write of the file's data counts in [`Node::data_version`] when it begins. If the count has changed, or the mapping is another, the move is given up: the
 //! file stays where it is.
 //!
-//! Data has to be durable before something durable points to it, which a commit sees to with a flush of its own. Beside programs that
-//! commit often each of them would wait for that. So there a move flushes its data itself, many files at once, and switches their
+//! Data has to be durable before something durable points to it, which a commit sees to with a flush of its own. Programs that
+//! commit often would each wait for that. So where they go first a move flushes its data itself, many files at once, and switches their
 //! mappings afterwards.
 
 use super::unit::{Change, Origin, Pending, Unit};

@@ -283,7 +283,6 @@ fn a_directory_that_gets_the_number_of_a_file_is_not_moved_as_data() {
     clean(&inner, "with a directory in the place of a file");
 }
 
-/// Where nothing has to be read, nothing can be saved: this once went on for ever (campaign seed 610000000).
 /// Data that moves becomes durable apart from what programs commit: they do not wait for a flush because of it.
 #[test]
 fn an_fsync_beside_a_regroup_with_a_rate_flushes_once() {
@@ -324,6 +323,7 @@ fn an_fsync_beside_a_regroup_with_a_rate_flushes_once() {
     clean(&dev.inner, "beside fsyncs");
 }
 
+/// Where nothing has to be read, nothing can be saved: this once went on for ever (campaign seed 610000000).
 #[test]
 fn an_empty_file_system_is_regrouped_at_once() {
     let dev = fresh(16 << 20, &small_groups());
