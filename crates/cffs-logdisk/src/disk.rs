@@ -616,7 +616,7 @@ impl Device for BranchDevice {
     }
 
     fn disks(&self) -> Vec<DiskStats> {
-        self.shared.store.disks()
+        self.shared.disks(&self.work)
     }
 
     fn read_only(&self) -> bool {
@@ -774,7 +774,7 @@ impl Device for SnapshotDevice {
     }
 
     fn disks(&self) -> Vec<DiskStats> {
-        self.shared.store.disks()
+        self.shared.disks(&self.work)
     }
 
     fn read_only(&self) -> bool {

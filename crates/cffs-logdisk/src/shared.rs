@@ -9,7 +9,7 @@ use crate::read::{Piece, fetch_pieces, together};
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
-use cffs_device::{DeviceSpace, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest};
+use cffs_device::{DeviceSpace, DiskStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -388,6 +388,11 @@ impl Shared {
         let observed = work.map_or_else(Observed::default, |_| self.observed.read().clone());
         let _work = work.and_then(|work| observed.work_for_all(work));
         f(self)
+    }
+
+    /// The counters of the disks, for a snapshot or a branch: none where these are another file system's, which has requests of its own there.
+    pub(crate) fn disks(&self, work: &Mutex<Option<Work>>) -> Vec<DiskStats> {
+        if *work.lock() == Some(Work::Other) { Vec::new() } else { self.store.disks() }
     }
 
     /// A disk that can only be read has nothing to store.

@@ -1,6 +1,7 @@
 //! `cffs trace`: records what a mounted file system does, with the causes, and explains it.
 
 mod causes;
+mod counted;
 mod explain;
 mod graph;
 mod load;

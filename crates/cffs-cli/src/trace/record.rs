@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -24,8 +24,8 @@ const INTERVAL: Duration = Duration::from_millis(50);
 
 /// What programs have left to others, as what is read ahead, belongs to them: for how long nothing is in flight then, and the longest wait for that.
 const QUIET: Duration = Duration::from_millis(5);
-const SETTLE_MAX: Duration = Duration::from_millis(100);
-/// Longest wait for requests that are in flight when a recording has ended.
+const SETTLE_MAX: Duration = Duration::from_millis(500);
+/// Longest wait for requests that are in flight when a recording has ended. What they are a part of ends soon after them.
 const FINISH_MAX: Duration = Duration::from_millis(500);
 
 /// What to record.
@@ -70,7 +70,7 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     let end = || {
         traced?;
         stopped?;
-        wait_until_quiet(&control, recording, Duration::ZERO, FINISH_MAX);
+        wait_until_quiet(&control, recording, QUIET, FINISH_MAX);
         drain(&control, recording, &mut *out)?;
         out.write_all(&information("end", since_mount, r, &control)?)?;
         Ok(out.flush()?)
@@ -116,14 +116,20 @@ fn open_output(r: &Recording<'_>, control: &Control) -> anyhow::Result<Box<dyn W
         bail!("{name}: this is in the file system that is to be traced: name a file elsewhere with -o");
     }
     let info = control.info()?;
-    let volume = control.stats()?["volume"]["members"].take();
-    let members = volume.as_array().into_iter().flatten().filter_map(|m| m["name"].as_str());
-    let is_same = |other: &str| {
+    // Whatever the file system lies on, the process that serves it has it open: image, members, the log.
+    let open = std::fs::read_dir(format!("/proc/{}/fd", info.pid)).into_iter().flatten().flatten().map(|fd| fd.path());
+    let is_same = |other: &Path| {
         let (Ok(ours), Ok(theirs)) = (std::fs::metadata(r.output), std::fs::metadata(other)) else { return false };
-        (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()) || ours.rdev() != 0 && ours.rdev() == theirs.rdev()
+        // Not what any process may have open, as /dev/null.
+        let is_storage = ours.is_file() || ours.file_type().is_block_device();
+        is_storage
+            && ((ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino())
+                || ours.rdev() != 0 && ours.rdev() == theirs.rdev())
     };
-    if let Some(taken) = members.chain([info.image.as_str()]).find(|other| is_same(other)) {
-        bail!("{name}: the file system that is to be traced lies on it ({taken}): name another file with -o");
+    if open.chain([info.image.into()]).any(|other| is_same(&other)) {
+        bail!(
+            "{name}: the process that serves the file system has this open, as all that the file system lies on: name another file with -o"
+        );
     }
     let file = File::create(r.output).with_context(|| format!("{name}"))?;
     Ok(Box::new(BufWriter::new(file)))

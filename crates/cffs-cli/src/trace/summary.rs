@@ -1,6 +1,7 @@
 //! `cffs trace summary`: tables, and the slowest operations explained.
 
 use super::causes::{shares, waiting};
+use super::counted::{self, Counted, Disk};
 use super::explain::{Explanation, explain};
 use super::load::{Trace, time};
 use super::requests::{Requests, described};
@@ -111,7 +112,10 @@ struct Summary {
     operations: BTreeMap<&'static str, Operations>,
     purposes: BTreeMap<&'static str, Requests>,
     causes: BTreeMap<&'static str, Requests>,
+    disks: BTreeMap<Disk, Requests>,
     all: Requests,
+    /// Requests of a log disk or a volume, which makes requests of its own for them.
+    logical: u64,
     /// From the slowest on.
     slowest: Vec<Slow>,
 }
@@ -131,8 +135,12 @@ impl Summary {
                     slow.push(at);
                 }
             }
+            self.logical += u64::from(r.kind.is_logical_request());
             if let Some(request) = r.request() {
                 self.all.add(r, 1.0);
+                if let Some(disk) = Disk::of(r) {
+                    self.disks.entry(disk).or_default().add(r, 1.0);
+                }
                 self.purposes.entry(request.purpose.name()).or_default().add(r, 1.0);
                 for (name, share) in shares(trace, at) {
                     self.causes.entry(name).or_default().add(r, share);
@@ -154,23 +162,16 @@ impl Summary {
     fn finish(&mut self) {
         self.operations.values_mut().for_each(|o| o.durations.finish());
     }
-}
 
-/// Requests that the mount itself counted between start and end of the recording, on all disks: reads, writes, flushes.
-fn counted(trace: &Trace) -> Option<[u64; 3]> {
-    let sums = |info: &Value| {
-        // What a log disk or a volume is asked for is not what the disks below are.
-        let below = info["disks"].as_array().filter(|disks| !disks.is_empty());
-        let disks = below.map_or_else(|| vec![&info["device"]], |disks| disks.iter().collect());
-        let purposes = disks.into_iter().chain([&info["log_device"]]).filter_map(|d| d["purposes"].as_object());
-        let rows: Vec<&Value> = purposes.flat_map(|purposes| purposes.values()).collect();
-        let sum = |key: &str| rows.iter().map(|row| row[key].as_u64().unwrap_or(0)).fold(0, u64::saturating_add);
-        (!rows.is_empty()).then(|| ["read_requests", "write_requests", "flushes"].map(sum))
-    };
-    // A trace of all since the mount begins with its counters.
-    let start = if trace.start["since_mount"] == true { [0; 3] } else { sums(&trace.start)? };
-    let end = sums(&trace.end)?;
-    Some(std::array::from_fn(|i| end[i].saturating_sub(start[i])))
+    /// What the mount itself counted meanwhile.
+    fn counted(&self, trace: &Trace) -> Option<Counted> {
+        Counted::of(trace, self.disks.keys().copied(), self.logical)
+    }
+
+    /// Whether its disks are those of a mount that has them in its own trace.
+    fn is_beside(&self, trace: &Trace) -> bool {
+        self.logical > 0 && !counted::tells_of_disks(&trace.end)
+    }
 }
 
 /// Runs the subcommand.
@@ -225,6 +226,7 @@ fn as_json(trace: &Trace, s: &Summary) -> Value {
             value
         })
         .collect();
+    let counted = s.counted(trace);
     json!({
         "image": trace.start["image"],
         "ns": trace.duration(),
@@ -234,7 +236,8 @@ fn as_json(trace: &Trace, s: &Summary) -> Value {
         "operations": operations,
         "requests": {
             "all": s.all.json(),
-            "counted": counted(trace).map(|[reads, writes, flushes]| json!({"reads": reads, "writes": writes, "flushes": flushes})),
+            "counted": counted.as_ref().and_then(Counted::all).map(counted::json),
+            "by_disk": counted::by_disk(&s.disks, counted.as_ref()),
             "by_purpose": table(&s.purposes),
             "by_cause": table(&s.causes),
         },
@@ -299,10 +302,18 @@ fn print(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result<()> {
         rows.push(row(purpose.0, purpose.1));
     }
     rows.push(row("all", &s.all));
-    if let Some(counted) = counted(trace) {
-        rows.push([vec!["counted".to_owned()], counted.map(|n| n.to_string()).to_vec()].concat());
+    let counted = s.counted(trace);
+    if let Some(all) = counted.as_ref().and_then(Counted::all) {
+        rows.push([vec!["counted".to_owned()], all.map(|n| n.to_string()).to_vec()].concat());
     }
     table(out, &rows)?;
+    if s.is_beside(trace) {
+        writeln!(
+            out,
+            "  Another mount has the disks: what they were asked for this one is in the trace of that one, caused by other-mount."
+        )?;
+    }
+    print_disks(out, s, counted.as_ref())?;
 
     writeln!(out, "\nRequests by what caused them, at once or later")?;
     let mut rows = vec![cells(&["", "reads", "", "writes", "", "flushes", "", "time", ""])];
@@ -315,6 +326,23 @@ fn print(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result<()> {
     }
     table(out, &rows)?;
     print_slowest(out, trace, s)
+}
+
+/// The disks one by one, where there are several.
+fn print_disks(out: &mut impl Write, s: &Summary, counted: Option<&Counted>) -> io::Result<()> {
+    let own: Vec<(Disk, Option<[u64; 3]>)> = counted.into_iter().flat_map(Counted::disks).collect();
+    if own.len() < 2 {
+        return Ok(());
+    }
+    writeln!(out, "\nRequests by disk, and what it counted itself (-: it has left meanwhile)")?;
+    let mut rows = vec![cells(&["", "reads", "counted", "writes", "counted", "flushes", "counted"])];
+    for (disk, counts) in own {
+        let traced = s.disks.get(&disk).copied().unwrap_or_default();
+        let counts = counts.map_or_else(|| ["-"; 3].map(str::to_owned), |all| all.map(|n| n.to_string()));
+        let pairs = [traced.reads, traced.writes, traced.flushes].map(number).into_iter().zip(counts);
+        rows.push(std::iter::once(disk.to_string()).chain(pairs.flat_map(|(n, own)| [n, own])).collect());
+    }
+    table(out, &rows)
 }
 
 fn print_slowest(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result<()> {

@@ -312,6 +312,13 @@ fn what_a_log_disk_and_a_volume_are_asked_before_the_mount_is_in_its_trace() {
         let members = json(&ok(&["stats", "--json", &name]))["volume"]["members"].clone();
         for (n, image) in images.iter().enumerate().filter(|_| count > 1) {
             assert_eq!((&members[n]["name"], &members[n]["disk"]), (&image.as_str().into(), &n.into()), "{members}");
+            assert_eq!(
+                requests["by_disk"][n.to_string()]["reads"],
+                requests["by_disk"][n.to_string()]["counted"]["reads"].as_f64().unwrap()
+            );
+        }
+        for image in &images {
+            fails(&["trace", "-o", image, &name], 1, &["all that the file system lies on"]);
         }
         umount(&name);
     }
@@ -340,8 +347,85 @@ fn a_snapshot_that_is_mounted_beside_takes_no_requests_out_of_the_trace() {
     ok(&["trace", "-o", &file, &name, "--", "sh", "-c", &script]);
     let requests = all_is_counted(&file);
     assert!(number(&requests["all"]["writes"]) > 0.0 && requests["by_cause"].get("unknown").is_none(), "{requests}");
-    assert_eq!(fs::read_to_string(beside.join("file")).unwrap(), "contents");
+    // The other way round: what the snapshot asks for is not the disks' in its own trace, and nobody says what these were asked.
+    let read = format!("{beside_name}/file");
+    assert_eq!(ok(&["trace", "-o", &file, &beside_name, "--", "cat", &read]), "contents");
+    let requests = json(&ok(&["trace", "summary", "--json", &file]))["requests"].clone();
+    assert!(requests["counted"].is_null() && number(&requests["all"]["reads"]) == 0.0, "{requests}");
+    assert_eq!(requests["by_disk"].as_object().map(|disks| disks.len()), Some(0), "{requests}");
+    assert!(ok(&["trace", "summary", &file]).contains("Another mount has the disks"));
+    assert_eq!(json(&ok(&["stats", "--json", &beside_name]))["disks"].as_array().map_or(0, Vec::len), 0);
     umount(&beside_name);
+    umount(&name);
+}
+
+#[test]
+fn a_member_that_comes_or_goes_while_it_is_recorded_is_counted_as_far_as_it_is_known() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let images = ["a", "b", "c"].map(|n| dir.path().join(n).to_str().unwrap().to_owned());
+    ok(&["mkfs", "--size", "64M", "--mirror", &images[0], &images[1]]);
+    let (path, name) = mount_point(dir.path());
+    ok(&["mount", &images[0], &name]);
+    let _mounted = Mounted(path.clone());
+    let file = dir.path().join("trace").to_str().unwrap().to_owned();
+    let write = format!("echo more > {name}/file && sync {name}/file");
+    let traced = |change: &str| {
+        ok(&[
+            "trace",
+            "-o",
+            &file,
+            &name,
+            "--",
+            "sh",
+            "-c",
+            &format!("{write} && {CFFS} volume {name} {change} && {write}"),
+        ]);
+        json(&ok(&["trace", "summary", "--json", &file]))["requests"].clone()
+    };
+    fs::File::create(&images[2]).unwrap().set_len(64 << 20).unwrap();
+    let joined = traced(&format!("add {}", images[2]));
+    for disk in ["0", "1", "2"] {
+        let row = &joined["by_disk"][disk];
+        assert!(number(&row["writes"]) > 0.0, "{joined}");
+        for what in ["reads", "writes", "flushes"] {
+            assert_eq!(number(&row[what]), number(&row["counted"][what]), "{disk} {what}: {joined}");
+        }
+    }
+    assert_eq!(number(&joined["counted"]["writes"]), number(&joined["all"]["writes"]), "{joined}");
+    let left = traced(&format!("remove {}", images[1]));
+    assert!(left["counted"].is_null() && left["by_disk"]["1"]["counted"].is_null(), "{left}");
+    assert!(number(&left["by_disk"]["1"]["writes"]) > 0.0, "{left}");
+    for disk in ["0", "2"] {
+        let row = &left["by_disk"][disk];
+        assert_eq!(number(&row["writes"]), number(&row["counted"]["writes"]), "{left}");
+    }
+    assert!(ok(&["trace", "summary", &file]).contains("it has left meanwhile"));
+    umount(&name);
+}
+
+#[test]
+fn a_trace_is_not_written_over_the_device_of_the_log() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let [image, log] = ["image", "log"].map(|n| dir.path().join(n).to_str().unwrap().to_owned());
+    fs::File::create(&log).unwrap().set_len(8 << 20).unwrap();
+    ok(&["mkfs", "--size", "64M", "--log-device", &log, &image]);
+    let (path, name) = mount_point(dir.path());
+    ok(&["mount", "-o", &format!("logdev={log}"), &image, &name]);
+    let _mounted = Mounted(path.clone());
+    for over in [&log, &image] {
+        fails(&["trace", "-o", over, &name], 1, &["all that the file system lies on"]);
+    }
+    ok(&["trace", "-o", "/dev/null", "--seconds", "0", &name]);
+    let file = dir.path().join("trace").to_str().unwrap().to_owned();
+    ok(&["trace", "-o", &file, &name, "--", "sh", "-c", &format!("echo x > {name}/file && sync {name}/file")]);
+    let requests = all_is_counted(&file);
+    assert!(number(&requests["by_disk"]["log"]["flushes"]) > 0.0, "{requests}");
     umount(&name);
 }
 

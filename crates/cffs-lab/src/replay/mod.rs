@@ -16,7 +16,7 @@ use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 pub use outcome::Predicted;
@@ -66,6 +66,9 @@ pub fn run_replay(args: &ReplayArgs) -> Result<ExitCode> {
     if workload.lost > 0 {
         eprintln!("cffs-lab: {} spans of the recording were lost: the replay lacks what was in them", workload.lost);
     }
+    if let Some(s) = all.iter().find(|s| s.mounted.is_some() && args.image.is_some()) {
+        bail!("'{}': --image is for the simulation: leave it out, or fs=", s.text);
+    }
     let mut rows: Vec<(String, Predicted)> = Vec::new();
     for s in &all {
         let predicted = match s.mounted {
@@ -76,7 +79,8 @@ pub fn run_replay(args: &ReplayArgs) -> Result<ExitCode> {
     }
     if args.json {
         let found: Vec<_> = rows.iter().map(|(on, p)| json!({"on": on, "predicted": p})).collect();
-        let recorded = json!({"purposes": workload.recorded, "ns": workload.recorded_time});
+        let besides = &workload.recorded_besides;
+        let recorded = json!({"purposes": workload.recorded, "ns": workload.recorded_time, "besides": besides});
         let left_out = &workload.left_out;
         let out =
             json!({"operations": workload.ops.len(), "recorded": recorded, "left_out": left_out, "replays": found});
@@ -136,6 +140,11 @@ fn print(w: &Workload, rows: &[(String, Predicted)]) {
     if !w.left_out.is_empty() {
         let kinds: Vec<String> = w.left_out.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
         println!("\nNot replayed: {}", kinds.join(", "));
+    }
+    let besides: Vec<String> =
+        w.recorded_besides.iter().map(|(origin, r)| format!("{} of {origin}", r.reads + r.writes)).collect();
+    if !besides.is_empty() {
+        println!("\nRecorded as well, and not replayed, requests: {}", besides.join(", "));
     }
     if !w.tree.is_whole {
         println!("\nThe trace has no listing: the replay began with the names alone that were looked up.");

@@ -1,7 +1,9 @@
 //! Programs are recorded on simulated disks, and replayed there and elsewhere.
 
 use cffs::trace::{Classes, Item, Reader, frame};
-use cffs::{AtimeMode, Caller, Fs, Ino, ROOT_INO, RenameFlags, SetAttr, SetXattr};
+use cffs::{
+    AtimeMode, Caller, Fs, Ino, ROOT_INO, Regroup, RegroupOptions, RenameFlags, Scrub, ScrubOptions, SetAttr, SetXattr,
+};
 use cffs_disk::Counters;
 
 use super::settings::Settings;
@@ -114,6 +116,10 @@ fn program(fs: &Fs) -> cffs::Result<()> {
 
 /// Runs the program there and records it. Returns the trace, and the requests of the disk.
 fn record(on: &str, scramble: bool) -> (Vec<u8>, Counters) {
+    record_of(on, scramble, &program)
+}
+
+fn record_of(on: &str, scramble: bool, program: &dyn Fn(&Fs) -> cffs::Result<()>) -> (Vec<u8>, Counters) {
     let s: Settings = on.parse().unwrap();
     let empty = Workload::default();
     let is_log = s.is_log(&empty);
@@ -145,8 +151,10 @@ fn record(on: &str, scramble: bool) -> (Vec<u8>, Counters) {
     trace.extend(fs.tracer().read(recording, usize::MAX).unwrap());
     fs.close().unwrap();
     opened.close().unwrap();
-    let recorded = Workload::read(&trace[..]).unwrap().recorded_total();
-    assert_eq!(recorded.reads + recorded.writes, counted, "the trace has what the file system has counted");
+    let w = Workload::read(&trace[..]).unwrap();
+    let all = w.recorded_besides.values().map(|r| r.reads + r.writes);
+    let recorded = w.recorded_total().reads + w.recorded_total().writes + all.sum::<u64>();
+    assert_eq!(recorded, counted, "the trace has what the file system has counted");
     (trace, asked)
 }
 
@@ -217,6 +225,22 @@ fn a_replay_predicts_other_settings() {
         differs |= deviation(here.requests(), asked.requests()) > 30.0;
     }
     assert!(differs, "settings that change nothing test nothing");
+}
+
+#[test]
+fn what_a_mount_does_besides_is_none_of_what_programs_cost() {
+    let besides = |fs: &Fs| {
+        program(fs)?;
+        fs.regroup(&RegroupOptions::default(), &Regroup::default())?;
+        fs.scrub(&ScrubOptions::default(), &Scrub::default())
+    };
+    let [alone, with] = [&program as &dyn Fn(&Fs) -> cffs::Result<()>, &besides]
+        .map(|program| Workload::read(&record_of(HERE, false, program).0[..]).unwrap());
+    assert!(alone.recorded_besides.is_empty(), "{:?}", alone.recorded_besides);
+    // A regroup writes what programs have left in memory.
+    assert_eq!(alone.recorded_total().reads, with.recorded_total().reads);
+    assert_eq!(with.recorded_besides.keys().copied().collect::<Vec<_>>(), ["regroup", "scrub"]);
+    assert!(with.recorded_besides.values().all(|r| r.reads + r.writes > 0), "{:?}", with.recorded_besides);
 }
 
 #[test]

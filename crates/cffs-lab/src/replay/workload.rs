@@ -60,8 +60,10 @@ pub struct Workload {
     pub background: Vec<u64>,
     /// When the readahead thread began each of its requests, and the operation that had asked for it, by position.
     pub ahead: Vec<(u64, Option<usize>)>,
-    /// Requests that were recorded, by purpose.
+    /// Requests that were recorded, by purpose, for what is repeated.
     pub recorded: ByPurpose,
+    /// Those that were made for what no replay repeats (a regroup, a scrub, another mount on the disks and the like), by that.
+    pub recorded_besides: BTreeMap<&'static str, Requests>,
     /// Nanoseconds of these requests.
     pub recorded_time: u64,
     /// Number of threads.
@@ -113,7 +115,13 @@ impl StartTree {
 
 /// Operations that change nothing that a replay could repeat elsewhere.
 fn is_left_out(kind: Kind) -> bool {
-    matches!(kind, Kind::Mount | Kind::Unmount | Kind::Trim | Kind::Grow | Kind::Tune | Kind::Quota)
+    matches!(kind, Kind::Mount | Kind::Unmount | Kind::Trim | Kind::Grow | Kind::Tune | Kind::Quota | Kind::Manage)
+}
+
+/// Whether its requests have no counterpart in a replay: those of such operations, and what a mount does besides for no operation that is repeated.
+fn is_not_replayed(origin: Kind) -> bool {
+    let besides = [Kind::Regroup, Kind::Scrub, Kind::Resync, Kind::Recover, Kind::OtherMount];
+    is_left_out(origin) || besides.contains(&origin)
 }
 
 /// Most bytes of a read or a write. The kernel asks for a MiB, and a damaged trace for anything.
@@ -176,7 +184,11 @@ impl Workload {
         for r in records {
             let (start, end) = (r.start - first, r.end() - first);
             if let Some(q) = r.request() {
-                let of = self.recorded.entry(q.purpose.name().to_owned()).or_default();
+                let besides = r.cause.origin.filter(|origin| is_not_replayed(*origin));
+                let of = match besides {
+                    Some(origin) => self.recorded_besides.entry(origin.name()).or_default(),
+                    None => self.recorded.entry(q.purpose.name().to_owned()).or_default(),
+                };
                 let requests = match r.kind {
                     Kind::DeviceRead => Some(&mut of.reads),
                     Kind::DeviceWrite => Some(&mut of.writes),
@@ -186,7 +198,8 @@ impl Workload {
                     *requests += 1;
                     of.bytes = of.bytes.saturating_add(r.args[1]);
                 }
-                self.recorded_time = self.recorded_time.saturating_add(r.duration / q.batch);
+                let time = if besides.is_some() { 0 } else { r.duration / q.batch };
+                self.recorded_time = self.recorded_time.saturating_add(time);
             } else if r.kind == Kind::Background {
                 self.background.push(start);
             } else if r.kind == Kind::Readahead {

@@ -91,6 +91,10 @@ impl Observer for DeviceTracer {
 
     fn work<'a>(&'a self, work: Work, for_whom: &mut ForWhom) -> Option<Box<dyn WorkScope + 'a>> {
         let noted = for_whom.take::<Noted>();
+        // Whatever this thread does is of no trace that this tracer has.
+        if work == Work::Other {
+            return Some(Box::new(self.tracer.span_for_nobody(Kind::OtherMount)));
+        }
         if !self.tracer.is_on() {
             return None;
         }
@@ -102,8 +106,7 @@ impl Observer for DeviceTracer {
             Work::Manage => Kind::Manage,
             Work::Scrub => Kind::Scrub,
             Work::Resync => Kind::Resync,
-            // Whatever this thread does is of no trace that this tracer has.
-            Work::Other => return Some(Box::new(self.tracer.span_for_nobody(Kind::OtherMount))),
+            Work::Other => Kind::OtherMount,
         };
         let mut span = self.tracer.span(kind, [0; 3]);
         if let Some(noted) = noted {

@@ -192,9 +192,10 @@ impl Tracer {
         }
     }
 
-    /// The same for work that nothing in this file system has caused, and in a thread that may work for many of another one.
+    /// The same for work that nothing in this file system has caused, and in a thread that may work for many of another one. The cause of that one
+    /// means nothing here, also if this one begins to record meanwhile: so it is put aside while nothing is recorded too.
     pub(super) fn span_for_nobody(&self, kind: Kind) -> Span<'_> {
-        let mut span = self.span_for(Cause::default(), kind, [0; ARGS_MAX]);
+        let mut span = self.open(kind, [0; ARGS_MAX], Some(Cause::default()), self.on());
         if let Some(open) = &mut span.0 {
             open.on_behalf = Some(ForMany::of(None));
         }
@@ -435,7 +436,8 @@ impl Drop for Span<'_> {
         // Whatever it is a part of has joined the transaction as well.
         JOINED.set(if joined == 0 { open.joined_before } else { joined });
         let kind = open.record.kind;
-        if open.record.id == 0 || !kind.is_recorded(open.tracer.classes()) {
+        // What has begun while it was recorded is recorded, also if the recording ends first: other spans name it as their cause.
+        if open.record.id == 0 {
             return;
         }
         if kind.is_origin() || kind == Kind::Writeback {
@@ -515,6 +517,36 @@ mod tests {
         assert_eq!(all.iter().map(|r| r.kind).collect::<Vec<_>>(), [Kind::DeviceRead, Kind::Lookup]);
         assert!(all.iter().all(|r| r.cause == Cause { span: 0, origin: Some(Kind::Read) }), "{all:?}");
         Cause::default().set_current();
+    }
+
+    #[test]
+    fn what_begins_in_a_recording_belongs_to_it_and_work_of_another_mount_to_nobody_here() {
+        let (tracer, beside) = (Tracer::default(), Tracer::default());
+        let recording = tracer.start(Classes::ALL);
+        {
+            let _op = tracer.span(Kind::Read, [1, 2, 3]);
+            tracer.leaf(Kind::DeviceRead, 0, 3, [0, 512, 0]);
+            assert!(tracer.switch(recording, Classes::NONE));
+        }
+        drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        let all = spans(&tracer.read(recording, usize::MAX).unwrap());
+        assert_eq!(all.iter().map(|r| r.kind).collect::<Vec<_>>(), [Kind::DeviceRead, Kind::Read]);
+        assert_eq!(all[0].cause.span, all[1].id);
+        // The recording begins within what is done for another mount, which has a trace of its own.
+        beside.start(Classes::ALL);
+        let recording = {
+            let _op = beside.span(Kind::Write, [1, 2, 3]);
+            let _work = tracer.span_for_nobody(Kind::OtherMount);
+            let recording = tracer.start(Classes::ALL);
+            tracer.leaf(Kind::DeviceRead, 0, 3, [0, 512, 0]);
+            recording
+        };
+        let all = spans(&tracer.read(recording, usize::MAX).unwrap());
+        assert_eq!(
+            all.iter().map(|r| r.cause).collect::<Vec<_>>(),
+            [Cause { span: 0, origin: Some(Kind::OtherMount) }]
+        );
+        assert_eq!(Cause::current(), Cause::default());
     }
 
     #[test]
