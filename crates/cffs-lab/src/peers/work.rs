@@ -226,10 +226,11 @@ fn measure(session: &mut Session, peer: Peer, workload: Workload, inputs: &Input
 }
 
 fn measure_once(session: &mut Session, peer: Peer, workload: Workload, inputs: &Inputs) -> Result<Row> {
+    clear_the_way(session, workload)?;
     cache_check::drop_caches()?;
     let start = session.counters()?;
     session.mount()?;
-    prepare(&session.root(), workload, inputs)?;
+    prepare(workload, inputs)?;
     let mounted = session.counters()?;
     let recorder = session.recorder(inputs.trace && peer == Peer::Cffs)?;
     let clock = Instant::now();
@@ -253,9 +254,8 @@ fn measure_once(session: &mut Session, peer: Peer, workload: Workload, inputs: &
     })
 }
 
-/// What a workload wants in the host's memory or out of the way, untimed. It
-/// must not touch the mounted files, or they are no longer cold.
-fn prepare(root: &Path, workload: Workload, inputs: &Inputs) -> Result<()> {
+/// What a workload wants in the host's memory, untimed. It touches no mounted file, or they are no longer cold.
+fn prepare(workload: Workload, inputs: &Inputs) -> Result<()> {
     let programs: &[&str] = match workload {
         Workload::Stat | Workload::Find | Workload::FindLs => &["find"],
         Workload::Unpack => &["tar"],
@@ -274,14 +274,21 @@ fn prepare(root: &Path, workload: Workload, inputs: &Inputs) -> Result<()> {
         let mut buffer = vec![0u8; 1 << 20];
         while archive.read(&mut buffer)? > 0 {}
     }
-    if workload == Workload::RmR {
-        let repository = root.join("tree/.git");
-        if repository.exists() {
-            // Only the tree is to be removed in the measured time.
-            fs::rename(repository, root.join("repository"))?;
-        }
-    }
     Ok(())
+}
+
+/// Moves what a workload is not about out of its way, in a mount of its own: this reads directories, and perhaps reads ahead.
+fn clear_the_way(session: &mut Session, workload: Workload) -> Result<()> {
+    if workload != Workload::RmR {
+        return Ok(());
+    }
+    session.mount()?;
+    let repository = session.root().join("tree/.git");
+    if repository.exists() {
+        // Only the tree is to be removed in the measured time.
+        fs::rename(repository, session.root().join("repository"))?;
+    }
+    session.unmount()
 }
 
 /// Does the work; returns how many files and how many bytes it was.
