@@ -253,7 +253,9 @@ impl State {
         self.log.durable = self.log.sequence - 1;
         self.log.since_checkpoint = 0;
         self.dirtied = 0;
-        self.delete_empty();
+        self.usage.fresh.clear();
+        // The root that was just written refers to none of them.
+        self.delete(self.empty_segments().collect());
         Ok(())
     }
 
@@ -327,9 +329,8 @@ impl State {
         self.usage.table.iter().filter(empty).map(|(id, _)| *id)
     }
 
-    /// Deletes the segments in which nothing lives. The root that was just written does not refer to them.
-    fn delete_empty(&mut self) {
-        let empty: Vec<SegmentId> = self.empty_segments().collect();
+    /// Deletes segments in which nothing lives.
+    pub(crate) fn delete(&mut self, empty: Vec<SegmentId>) {
         if empty.is_empty() {
             return;
         }

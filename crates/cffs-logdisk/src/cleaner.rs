@@ -14,6 +14,7 @@ use crate::packer::Packer;
 use crate::space::{Bounds, Change, Level};
 use crate::state::State;
 use crate::store::SegmentId;
+use crate::tree::NODE_BYTES;
 use cffs_device::{Purpose, Work};
 use std::io;
 
@@ -62,7 +63,7 @@ impl State {
     /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one. While more than
     /// a third of all is dead, those that are fuller than the average come last: where there is so much room, others gain more soon, but
     /// a segment can be so old that any gain seems worth its copy.
-    fn victims(&self, policy: CleanPolicy, budget: u64) -> Vec<SegmentId> {
+    fn victims(&self, policy: CleanPolicy, budget: u64, at_once: bool) -> Vec<SegmentId> {
         let of_all =
             |of: &dyn Fn(&SegmentInfo) -> u64| self.usage.table.values().map(|i| u128::from(of(i))).sum::<u128>();
         let (live, size) = (of_all(&|i| i.live), of_all(&|i| self.size_of(i)));
@@ -72,6 +73,7 @@ impl State {
             .usage
             .table
             .iter()
+            .filter(|(id, info)| !at_once || self.is_free_when_moved(**id, info))
             .filter_map(|(id, info)| Some((is_full(info), self.score(policy, *id, info)?, *id, info.live)));
         let mut scored: Vec<(bool, f64, SegmentId, u64)> = scored.collect();
         scored.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)));
@@ -92,6 +94,70 @@ impl State {
 
     /// Moves what lives in the best segments, within bounds. They are deleted by the next checkpoint.
     pub(crate) fn clean_round(&mut self, policy: CleanPolicy, bounds: Bounds) -> io::Result<CleanReport> {
+        self.clean_some(policy, bounds, false).map(|(report, _)| report)
+    }
+
+    /// Whether nobody needs a segment any more as soon as what lives in it is elsewhere, and that is durable: the last checkpoint refers to no
+    /// node in it, and recovery reads no batch of it. It knows from the batches behind the checkpoint that nothing is mapped there.
+    fn is_free_when_moved(&self, id: SegmentId, info: &SegmentInfo) -> bool {
+        info.stream != STREAM_NODES && !self.usage.fresh.contains(&id)
+    }
+
+    /// Moves what lives in the best segments, and deletes them, without a checkpoint.
+    fn clean_at_once(&mut self, bounds: Bounds) -> io::Result<()> {
+        let (moved, emptied) = self.clean_some(self.options.policy, bounds, true)?;
+        if moved.segments == 0 {
+            return Ok(());
+        }
+        let _purpose = Purpose::Clean.scope();
+        let failed = self.flush_failed.clone();
+        let mut failed = failed.lock();
+        let result = if *failed { Err(io::Error::other("a flush has failed")) } else { self.store.flush() };
+        *failed |= result.is_err();
+        drop(failed);
+        self.flushed(self.log.sequence - 1, result)?;
+        let lives = |id: &SegmentId| self.usage.table.get(id).is_none_or(|info| info.live > 0);
+        self.delete(emptied.into_iter().filter(|id| !lives(id)).collect());
+        Ok(())
+    }
+
+    /// Whether a checkpoint saves more bytes of copies than it takes itself; and whether it does so alone, without a round of the cleaner before it.
+    /// To gain a byte from a segment of which a share u lives, u / (1 - u) are copied. A checkpoint gives segments back in which nothing lives,
+    /// and those can be cleaned with one that must wait for it, as those of nodes and those that were written since the last one.
+    fn checkpoint_pays(&self, bytes: u64) -> (bool, bool) {
+        let cost = |live: u64, size: u64| live as f64 / (size - live).max(1) as f64;
+        let of = |ids: Vec<SegmentId>| {
+            let infos = ids.iter().filter_map(|id| self.usage.table.get(id));
+            infos.fold((0, 0), |(live, size), info| (live + info.live, size + self.size_of(info)))
+        };
+        let (live, size) = of(self.victims(self.options.policy, bytes, true));
+        let now = if size == 0 { f64::INFINITY } else { cost(live, size) };
+        let waits = |id: &SegmentId, info: &SegmentInfo| {
+            !self.log.is_open(*id)
+                && !self.damaged.contains(id)
+                && (info.live == 0 || !self.is_free_when_moved(*id, info))
+                && info.live < self.size_of(info)
+        };
+        let saved = |info: &SegmentInfo| {
+            let size = self.size_of(info);
+            ((now - cost(info.live, size)) * (size - info.live) as f64).max(0.0)
+        };
+        let (mut all, mut alone) = (0.0, 0.0);
+        for (_, info) in self.usage.table.iter().filter(|(id, info)| waits(id, info)) {
+            all += saved(info);
+            alone += if info.live == 0 { saved(info) } else { 0.0 };
+        }
+        let takes = self.checkpoint_nodes() as f64 * NODE_BYTES as f64;
+        (all > takes, alone > takes)
+    }
+
+    /// Moves what lives in the best segments, within bounds; `at_once`, of those that are free then. Returns which of these were emptied.
+    fn clean_some(
+        &mut self,
+        policy: CleanPolicy,
+        bounds: Bounds,
+        at_once: bool,
+    ) -> io::Result<(CleanReport, Vec<SegmentId>)> {
         self.check()?;
         let _purpose = Purpose::Clean.scope();
         let bounds = bounds.at_most(ROUND_BYTES_MAX);
@@ -102,7 +168,8 @@ impl State {
         let mut ages = [(0u128, 0u128); 3];
         let mut by_stream: [Evacuated; 3] = Default::default();
         let (mut bytes, mut changes) = (0, 0);
-        for id in self.victims(policy, bounds.bytes) {
+        let mut emptied = Vec::new();
+        for id in self.victims(policy, bounds.bytes, at_once) {
             let info = self.usage.table.get(&id).copied().unwrap_or_default();
             let stream = match self.options.policy {
                 CleanPolicy::Generations => (info.stream + 1).min(2),
@@ -130,6 +197,9 @@ impl State {
             }
             (bytes, changes) = (bytes + out.bytes, changes + out.changes);
             report.segments += 1;
+            if at_once && whole && !out.had_nodes {
+                emptied.push(id);
+            }
             let (sum, live) = &mut ages[stream];
             *sum += u128::from(info.age) * u128::from(info.live);
             *live += u128::from(info.live);
@@ -145,7 +215,7 @@ impl State {
             report.copied += self.write_copies(stream as u8, sum.checked_div(live).map(|age| age as u64), out)?;
         }
         self.cleaned += report.copied;
-        Ok(report)
+        Ok((report, emptied))
     }
 
     /// Writes what was taken out of segments elsewhere, in logical order. Returns the bytes.
@@ -208,6 +278,25 @@ impl State {
         let observed = self.observed.clone();
         let _clean = observed.work_for_all(Work::Clean);
         let segment = self.store.segment_bytes();
+        // A checkpoint stores all nodes that have changed, so it had better be for many rounds.
+        while self.store.available() < self.need(change, level) && !self.is_dirty() {
+            let Some(bounds) = self.round_bounds().map(|b| b.at_most(8 * segment)) else { break };
+            let before = self.store.available();
+            match self.checkpoint_pays(bounds.bytes) {
+                (_, true) => self.checkpoint()?,
+                (true, false) => {
+                    self.clean_round(self.options.policy, bounds)?;
+                    self.checkpoint()?;
+                }
+                (false, false) => self.clean_at_once(bounds)?,
+            }
+            if self.store.available() <= before {
+                break;
+            }
+        }
+        if self.store.available() >= self.need(change, level) {
+            return Ok(());
+        }
         if self.dirtied > 0 || self.empty_segments().next().is_some() {
             self.checkpoint()?;
         }
@@ -239,10 +328,64 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::LogDisk;
     use crate::options::LogOptions;
     use crate::recovery;
-    use crate::store::MemoryStore;
+    use crate::store::{ImageOptions, ImageStore, MemoryStore};
+    use cffs_device::{Device, IoKind, MemoryDevice};
     use std::sync::Arc;
+
+    /// Room is given out anew that the last checkpoint says is taken. Whatever a crash leaves, all that was flushed is there.
+    #[test]
+    fn what_was_emptied_is_free_without_a_checkpoint_and_after_a_crash_all_is_there() {
+        const SEGMENT: u64 = 128 << 10;
+        let image = ImageOptions { uuid: [7; 16], slot_bytes: SEGMENT };
+        let device = Arc::new(MemoryDevice::new(257 * SEGMENT));
+        let store = Arc::new(ImageStore::format(device.clone(), &image).unwrap());
+        let options = LogOptions { batch_bytes: 112 << 10, policy: CleanPolicy::Greedy, ..LogOptions::default() };
+        let disk = LogDisk::format(store, 1 << 30, &options).unwrap();
+        let blocks = 256 * SEGMENT / BLOCK_BYTES as u64 / 2;
+        let at = |block: u64| block * BLOCK_BYTES as u64;
+        let mut model = vec![0u8; blocks as usize];
+        let mut random = fastrand::Rng::with_seed(1);
+        // The root, how many segments have been deleted behind it, and the number of the batch when one more was.
+        let mut seen = (0, 0, 0);
+        let mut crashes = 0;
+        for n in 0..8 * blocks {
+            let block = if n < blocks { n } else { random.u64(0..blocks) };
+            model[block as usize] = random.u8(1..);
+            disk.write_at(IoKind::Data, at(block), &[model[block as usize]; BLOCK_BYTES]).unwrap();
+            if n % 16 > 0 {
+                continue;
+            }
+            disk.flush().unwrap();
+            let (root, removed, batch) = {
+                let state = disk.lock();
+                (state.root_sequence, state.usage.removed.len(), state.log.sequence)
+            };
+            if root != seen.0 || removed > seen.1 {
+                seen = (root, removed, if root == seen.0 { batch } else { u64::MAX });
+            }
+            // By now another segment is where the deleted one was.
+            if batch.saturating_sub(seen.2) < 8 || crashes >= 12 {
+                continue;
+            }
+            (crashes, seen.2) = (crashes + 1, u64::MAX);
+            let copy = Arc::new(MemoryDevice::new(device.len()));
+            let mut bytes = vec![0; device.len() as usize];
+            device.read_at(IoKind::Data, 0, &mut bytes).unwrap();
+            copy.write_at(IoKind::Data, 0, &bytes).unwrap();
+            let again = LogDisk::open(Arc::new(ImageStore::open(copy).unwrap()), &options).unwrap();
+            let mut data = vec![0; BLOCK_BYTES];
+            for (block, value) in model.iter().enumerate() {
+                again.read_at(IoKind::Data, at(block as u64), &mut data).unwrap();
+                assert!(data.iter().all(|b| b == value), "block {block} after {n} writes");
+            }
+            let wrong = again.check(true).unwrap();
+            assert!(wrong.is_empty(), "{wrong:?}");
+        }
+        assert!(crashes >= 5, "{crashes} times room was given out anew");
+    }
 
     #[test]
     fn policies_by_age_leave_full_segments_alone_where_there_is_much_room() {
@@ -255,19 +398,19 @@ mod tests {
             state.usage.table.insert(id, info);
         }
         for policy in [CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations] {
-            assert_eq!(state.victims(policy, 1 << 30), [young, old], "{policy:?}");
+            assert_eq!(state.victims(policy, 1 << 30, false), [young, old], "{policy:?}");
         }
         // Of two that are emptier than the average, the older one.
         let info =
             SegmentInfo { used: 1 << 20, ordinals: 256, live: 350 << 10, age: 500_000, ..SegmentInfo::default() };
         state.usage.table.insert(old + 2, info);
-        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30), [old + 2, young, old]);
-        assert_eq!(state.victims(CleanPolicy::Greedy, 1 << 30), [young, old + 2, old]);
+        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30, false), [old + 2, young, old]);
+        assert_eq!(state.victims(CleanPolicy::Greedy, 1 << 30, false), [young, old + 2, old]);
         // Where there is little room, age counts alone.
         for id in 10..30 {
             let info = SegmentInfo { used: 1 << 20, ordinals: 256, live: 1 << 20, age: 1, ..SegmentInfo::default() };
             state.usage.table.insert(old + id, info);
         }
-        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30), [old + 2, old, young]);
+        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30, false), [old + 2, old, young]);
     }
 }

@@ -59,6 +59,8 @@ pub(crate) struct Evacuated {
     pub(crate) bytes: u64,
     /// Extents and nodes that change.
     pub(crate) changes: u64,
+    /// Whether there were nodes among what was looked at, also dead ones: the last checkpoint may refer to these.
+    pub(crate) had_nodes: bool,
 }
 
 impl Evacuated {
@@ -112,6 +114,7 @@ impl State {
                 if out.is_full(bounds) {
                     return Ok(false);
                 }
+                out.had_nodes |= matches!(entry, Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. });
                 self.evacuate_entry(entry, Birth { segment: id, ordinal }, offset, &source, out)?;
             }
         }

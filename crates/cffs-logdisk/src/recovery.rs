@@ -199,6 +199,7 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
         state.apply(&s, true)?;
     }
     state.log.durable = state.log.sequence - 1;
+    state.forget_replaced();
     state.damaged = aside;
     if !options.read_only {
         state.take_over(&root, found.is_empty())?;
@@ -390,6 +391,24 @@ impl State {
         // What was set aside is not given out again while this process has the disk.
         existing.extend(&self.damaged);
         existing.into_iter().collect()
+    }
+
+    /// Takes segments out of the table that the cleaner has deleted behind the checkpoint, and whose room others have got: what lived in them is
+    /// elsewhere, and nothing that is left refers to them.
+    fn forget_replaced(&mut self) {
+        let mut newest: BTreeMap<u64, SegmentId> = BTreeMap::new();
+        let mut replaced = Vec::new();
+        // In ascending order: of two segments in a place the one with the greater id is the later one.
+        for id in self.existing() {
+            let place = self.store.range_of(id).map(|range| range.start);
+            replaced.extend(place.and_then(|place| newest.insert(place, id)));
+        }
+        for id in replaced {
+            // Otherwise something is wrong, which the store will say.
+            if self.usage.table.get(&id).is_some_and(|info| info.live == 0) {
+                self.usage.remove(id);
+            }
+        }
     }
 
     /// Makes this process the one that writes: a new epoch, under which nothing has been written yet.

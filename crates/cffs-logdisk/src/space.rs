@@ -355,6 +355,11 @@ impl State {
         of(most).min(most + of(0)) + of_leaves(change.dead + 4, pages / 30 + 1)
     }
 
+    /// Nodes that a checkpoint would store now.
+    pub(crate) fn checkpoint_nodes(&self) -> u64 {
+        self.dirtied as u64 + self.usage_nodes(Change::default())
+    }
+
     /// Whether so much is in memory that a checkpoint is due.
     pub(crate) fn is_dirty(&self) -> bool {
         let most = self.dirty_max();

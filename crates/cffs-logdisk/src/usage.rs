@@ -174,6 +174,8 @@ pub(crate) struct Usage {
     pub(crate) dirty: BTreeSet<SegmentId>,
     /// Segments that were deleted and may still be in the trees.
     pub(crate) removed: BTreeSet<SegmentId>,
+    /// Segments that have batches behind the last checkpoint, which recovery reads.
+    pub(crate) fresh: BTreeSet<SegmentId>,
     /// Blocks that died since the bitmaps were last changed.
     pub(crate) newly_dead: Vec<(Birth, u32)>,
     /// The pages of bitmaps that these change.
@@ -202,6 +204,7 @@ impl Usage {
         info.live += bytes;
         self.live += bytes;
         self.dirty.insert(s.segment);
+        self.fresh.insert(s.segment);
     }
 
     /// Blocks that are where they say have died.
