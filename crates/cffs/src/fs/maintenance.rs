@@ -15,7 +15,7 @@ use super::regroup::{Regroup, RegroupStatus, Running};
 use super::{Fs, MetadataMode};
 use crate::error::Result;
 use crate::format::{Ino, ROOT_INO};
-use crate::relocate::{self, Outlook};
+use crate::relocate::{self, Gaps, Outlook};
 use crate::stats::MaintenanceStats;
 use crate::trace::Kind;
 use cffs_device::Purpose;
@@ -76,7 +76,8 @@ impl Fs {
         // That takes a walk through everything, which is not for those who wait.
         let complete = match complete {
             Ok(complete) if usage != Usage::InUse => {
-                relocate::bring_free_space_together(&cx, limits, &running, &mut progress).map(|()| complete)
+                relocate::bring_free_space_together(&cx, limits, Gaps::BestFit, &running, &mut progress)
+                    .map(|()| complete)
             }
             complete => complete,
         };

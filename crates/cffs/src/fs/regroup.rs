@@ -5,7 +5,7 @@ use super::{Fs, MetadataMode, now};
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::learning::Chains;
-use crate::relocate::{self, COST_PARTS, Control, Limits, MoveCtx, Progress};
+use crate::relocate::{self, COST_PARTS, Control, Gaps, Limits, MoveCtx, Progress};
 use crate::trace::Kind;
 use cffs_device::Purpose;
 use parking_lot::Mutex;
@@ -313,7 +313,7 @@ fn move_all(
     }
     let mut progress = Progress::default();
     if options.free_space {
-        relocate::bring_free_space_together(cx, limits, control, &mut progress)?;
+        relocate::bring_free_space_together(cx, limits, Gaps::BestFit, control, &mut progress)?;
     }
     if options.large {
         relocate::bring_large_files_together(cx, roots, limits, control, &mut progress)?;

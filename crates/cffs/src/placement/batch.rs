@@ -57,6 +57,24 @@ impl BatchCursor {
         Ok(BatchCursor { runs, then: None }.unless_finished())
     }
 
+    /// Plans places in free runs of at least `least` fragments, from a block on. A run that begins right there is good too if
+    /// it has all `frags`: who reads on finds them without a seek. `None` if there is no such run.
+    pub fn plan_in_long_runs(
+        space: &Space,
+        geo: &LiveGeometry,
+        near: BlockAddr,
+        frags: u64,
+        least: u64,
+    ) -> Result<Option<BatchCursor>> {
+        let (from, group) = (geo.frag_of_block(near), geo.frag_of_block(geo.group_blocks()));
+        let next = space.next_free_run(from, frags)?.filter(|run| (from..from + 2 * group).contains(&run.start));
+        if let Some(next) = next {
+            return Ok(Some(BatchCursor { runs: VecDeque::from([next]), then: Some((next.end(), least)) }));
+        }
+        let long = space.next_free_run(from, least)?;
+        Ok(long.map(|long| BatchCursor { runs: VecDeque::from([long]), then: Some((long.end(), least)) }))
+    }
+
     /// Allocates a run for the next file. Returns the cursor too, unless the batch has to be planned anew.
     pub fn allocate(mut self, space: &Space, frags: u64) -> Result<(Option<BatchCursor>, Option<Run>)> {
         for _ in 0..RUN_TRIES {

@@ -187,12 +187,16 @@ impl Placement {
         run
     }
 
-    /// Plans places for files that are moved together, `frags` fragments in all, near a block: as a batch, in long free runs or
-    /// in those that cost least. `None` if there is too little space, or virgin allocation groups have longer runs.
+    /// Plans places for files that are moved together, `frags` fragments in all, near a block: in free runs of at least `least`
+    /// fragments; where that is no more than a long run, as a batch, in long free runs or in those that cost least. `None` if
+    /// there are none, or virgin allocation groups have longer runs.
     ///
     /// # Errors
     /// Those of reading bitmaps.
-    pub fn plan_together(&self, near: BlockAddr, frags: u64) -> Result<Option<BatchCursor>> {
+    pub fn plan_together(&self, near: BlockAddr, frags: u64, least: u64) -> Result<Option<BatchCursor>> {
+        if least > LONG_RUN_GROUPS * self.group_frags() {
+            return BatchCursor::plan_in_long_runs(&self.space, &self.geo, near, frags, least);
+        }
         BatchCursor::plan(&self.space, &self.geo, near, frags, LONG_RUN_GROUPS)
     }
 

@@ -102,9 +102,28 @@ fn a_batch_takes_a_run_for_all_of_it_before_several_long_ones() {
     p.end_batch(&sizes);
     assert_eq!(starts, (300..300 + total).collect::<Vec<u64>>());
     // What is moved is no longer than that.
-    let plan = p.plan_together(first, 64 * fpb).unwrap().unwrap();
+    let plan = p.plan_together(first, 64 * fpb, 0).unwrap().unwrap();
     let run = p.allocate_planned(plan, 64 * fpb).unwrap().1.unwrap();
     assert_eq!(run.start / fpb - first, 0);
+}
+
+#[test]
+fn where_much_is_moved_only_long_runs_will_do_or_what_is_right_behind() {
+    let (f, first, fpb) = with_holes(&[(0, 70), (100, 200), (400, 90), (600, 300)]);
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
+    f.space.reserve_frags(400 * fpb, true).unwrap();
+    let start = |near: u64, blocks: u64, least: u64| {
+        let plan = p.plan_together(first + near, blocks * fpb, least * fpb).unwrap()?;
+        let run = p.allocate_planned(plan, blocks * fpb).unwrap().1.unwrap();
+        Some(run.start / fpb - first)
+    };
+    assert_eq!(start(0, 60, 150), Some(0), "it begins right there");
+    assert_eq!(start(0, 60, 150), Some(100), "there are ten blocks left");
+    assert_eq!(start(160, 60, 150), Some(160));
+    assert_eq!(start(224, 60, 150), Some(224), "shorter than a long run, and right behind");
+    assert_eq!(start(320, 60, 150), Some(600));
+    assert_eq!(start(0, 60, 301), None);
+    assert_eq!(start(320, 60, 0), Some(400));
 }
 
 #[test]

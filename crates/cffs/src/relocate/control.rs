@@ -2,6 +2,17 @@
 
 use crate::error::Result;
 
+/// What a regroup may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most bytes to move.
+    pub budget: u64,
+    /// Nothing is moved: only what would be gained is found out.
+    pub dry_run: bool,
+    /// Everything is moved, whatever it saves.
+    pub always: bool,
+}
+
 /// What has been done so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {

@@ -7,7 +7,7 @@ use super::stretch::Item;
 use super::walk::{Visitor, external, walk};
 use super::{MoveCtx, files, names};
 use crate::error::{Error, Result};
-use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO};
+use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO, Run};
 use crate::space::SetAside;
 use std::ops::Range;
 
@@ -17,6 +17,16 @@ const BATCH_BYTES: u64 = 4 << 20;
 /// A batch has at most one in so many parts of the free space: while it is under way, it takes that space twice.
 const BATCH_DIVISOR: u64 = 16;
 
+/// Where files go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gaps {
+    /// Those that are read one after the other go to where there is room for all of them, so they stay together. That
+    /// takes the longest gaps.
+    Together,
+    /// Each goes into the gap that fits it best, so the longest ones are left for the next files.
+    BestFit,
+}
+
 /// Moves what can be moved out of these parts. Nobody allocates there meanwhile, unless there is no other space.
 ///
 /// # Errors
@@ -25,6 +35,7 @@ pub(super) fn run(
     cx: &MoveCtx<'_>,
     parts: &[Range<FragAddr>],
     budget: u64,
+    gaps: Gaps,
     control: &dyn Control,
     progress: &mut Progress,
 ) -> Result<()> {
@@ -41,6 +52,7 @@ pub(super) fn run(
         hold,
         batch,
         budget,
+        gaps,
         control,
         progress,
         data: Vec::new(),
@@ -69,6 +81,7 @@ struct Evacuation<'a> {
     batch: u64,
     /// Most bytes to move.
     budget: u64,
+    gaps: Gaps,
     control: &'a dyn Control,
     progress: &'a mut Progress,
     data: Vec<Item>,
@@ -94,10 +107,25 @@ impl Evacuation<'_> {
         if items.is_empty() || !self.has_budget_for(frags) {
             return Ok(());
         }
-        let places = files::allocate_gaps(&self.cx, &items, self.parts)?;
+        let places = self.allocate(&items)?;
         let (moved, files) = files::relocate(&self.cx, &items, places, self.control)?;
         self.progress.files_moved += files;
         self.finish_batch(frags, moved)
+    }
+
+    /// New places. Files that have none together go into the gaps that fit best.
+    fn allocate(&self, items: &[Item]) -> Result<files::Places> {
+        let near = self.g.group_of(self.g.block_of_frag(items[0].runs[0].start));
+        if self.gaps == Gaps::Together
+            && let Some(places) = files::allocate(&self.cx, items, near, 0)?
+        {
+            let is_inside = |run: &Run| self.parts.iter().any(|p| run.start < p.end && p.start < run.end());
+            if !places.all().any(|run| is_inside(&run)) {
+                return Ok(places);
+            }
+            places.cancel(&self.cx);
+        }
+        files::allocate_gaps(&self.cx, items, self.parts)
     }
 
     fn move_names(&mut self) -> Result<()> {

@@ -71,11 +71,11 @@ fn cancel(cx: &MoveCtx<'_>, reservation: &Reservation, run: Run) {
     reservation.deallocated(run.len);
 }
 
-/// Allocates places for items near a block, in free runs that are long or lie close together. `None` if there is too little
-/// space.
-pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
+/// Allocates places for items near a block, in free runs that have at least `least` fragments; or, if that is not more than four
+/// groups, in those that are long or lie close together. `None` if there is too little space.
+pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr, least: u64) -> Result<Option<Places>> {
     let frags = items.iter().map(Item::frags).sum();
-    let mut plan = cx.file.placement.plan_together(near, frags)?;
+    let mut plan = cx.file.placement.plan_together(near, frags, least)?;
     let places = allocate_each(cx, items, &mut |_, frags| match plan.take() {
         Some(now) => {
             let (rest, run) = cx.file.placement.allocate_planned(now, frags)?;

@@ -5,8 +5,8 @@
 //! allocation group of its own: in the *window* with the least in use. What cannot be moved is found before anything is, and no
 //! window has such a group.
 
-use super::control::{Control, FreeRuns, Progress};
-use super::plan::Limits;
+use super::control::{Control, FreeRuns, Limits, Progress};
+use super::evacuate::Gaps;
 use super::walk::{Visitor, external, walk};
 use super::{MoveCtx, evacuate, meta};
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ const PASSES_MAX: usize = 3;
 ///
 /// # Errors
 /// Those of the device and the journal, and what [`Control::check`] returns.
-pub fn run(cx: &MoveCtx<'_>, limits: Limits, control: &dyn Control, progress: &mut Progress) -> Result<()> {
+pub fn run(cx: &MoveCtx<'_>, limits: Limits, gaps: Gaps, control: &dyn Control, progress: &mut Progress) -> Result<()> {
     cx.file.journal.commit()?;
     let before = free_runs(cx)?;
     progress.free_runs = Some([before; 2]);
@@ -53,7 +53,7 @@ pub fn run(cx: &MoveCtx<'_>, limits: Limits, control: &dyn Control, progress: &m
     let parts: Vec<Range<FragAddr>> = chosen.iter().map(|w| w.part.clone()).collect();
     for _ in 0..PASSES_MAX {
         let moved = progress.bytes_moved;
-        let outcome = evacuate::run(cx, &parts, limits.budget, control, progress);
+        let outcome = evacuate::run(cx, &parts, limits.budget, gaps, control, progress);
         progress.free_runs = Some([before, free_runs(cx)?]);
         control.report(progress);
         outcome?;

@@ -4,10 +4,9 @@
 //! file is moved a part at a time, so that a file of any size takes little memory.
 
 use super::MoveCtx;
-use super::control::{Control, Progress};
+use super::control::{Control, Limits, Progress};
 use super::files::{self, Destination, pieces};
 use super::pace::Uncommitted;
-use super::plan::Limits;
 use super::stretch::Item;
 use super::walk::{Visitor, walk};
 use crate::error::{Error, Result};

@@ -30,11 +30,12 @@ mod strays;
 mod stretch;
 mod walk;
 
-pub use control::{Control, FreeRuns, Progress};
+pub use control::{Control, FreeRuns, Limits, Progress};
 pub use cost::PARTS as COST_PARTS;
+pub use evacuate::Gaps;
 pub use free_space::run as bring_free_space_together;
 pub use large::run as bring_large_files_together;
-pub use plan::{Limits, Outlook, run, run_by_need};
+pub use plan::{Outlook, run, run_by_need};
 pub use walk::DEPTH_MAX;
 
 use crate::dir::DirCtx;

@@ -1,18 +1,24 @@
 //! What to move, and where to.
 
-use super::control::{Control, Progress};
+use super::control::{Control, Limits, Progress};
 use super::cost::{PARTS, Reader};
+use super::evacuate::Gaps;
 use super::keyed::KeyedFiles;
 use super::strays::MainGroups;
 use super::stretch::{Item, Stretch, read_all};
 use super::walk::{self, Visitor, skip_lost, walk};
-use super::{MoveCtx, area, files, meta, names};
+use super::{MoveCtx, area, files, free_space, meta, names};
 use crate::colocation::Order;
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, Geometry, Ino, ROOT_INO};
 
 /// Length of a stretch, in groups: no transfer is longer.
 const STRETCH_GROUPS: u64 = 4;
+/// Stretches go into free runs of so many groups, where so much has to move: between two runs the order of the name space has a
+/// break, and a reader's disk seeks.
+const RUN_GROUPS: u64 = 32;
+/// An area has at least so many of them: one that is not quite emptied still has a run of this part of its length.
+const AREA_RUNS: u64 = 2;
 /// A move has to save one in so many parts of the cost.
 const GAIN_DIVISOR: u64 = 10;
 /// A good place costs at most so many parts of a request more than the best that there can be.
@@ -28,30 +34,31 @@ const EMPTY_DIVISOR: u64 = 4;
 const ROUND_DIVISOR: u64 = 32;
 /// Rounds that may save less than that before it ends.
 const ROUNDS_IN_VAIN: u64 = 3;
+/// Free space comes together after a regroup where at least one in so many parts of all is free.
+const FREE_DIVISOR: u64 = 16;
 /// Most passes in which any better place is taken.
 const PASSES_MAX: u64 = 16;
 
-/// What a regroup may do.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Most bytes to move.
-    pub budget: u64,
-    /// Nothing is moved: only what would be gained is found out.
-    pub dry_run: bool,
-    /// Everything is moved, whatever it saves.
-    pub always: bool,
-}
-
 /// Brings what is below the given directories back together. Stretches go into long free runs, in the order of the name space;
 /// where the budget is too small for all of them, those that save most for their bytes. When the free runs are used up, areas of
-/// the device are emptied for the rest.
+/// the device are emptied for the rest. At the end free space comes together, if all of the file system was asked for: what is
+/// written next lies in what is left.
 ///
 /// # Errors
 /// Those of the device and the journal, and what [`Control::check`] returns.
 pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Control) -> Result<()> {
     let mut planner = Planner::new(cx, limits, control);
-    let prices = planner.prices(roots)?;
-    planner.work(roots, prices)
+    let survey = if limits.always { Survey::default() } else { planner.survey(roots)? };
+    let prices = planner.prices(&survey);
+    if prices.is_empty() {
+        planner.expect(survey.total() >> planner.g.frag_shift);
+    }
+    let complete = prices.is_empty() && !limits.always && !limits.dry_run;
+    planner.work(roots, prices)?;
+    if complete && roots.contains(&ROOT_INO) {
+        planner.bring_free_space_together(roots)?;
+    }
+    Ok(())
 }
 
 /// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it. Goes on from the
@@ -191,6 +198,8 @@ struct Planner<'a> {
     kind: Kind,
     /// Any place that saves enough will do.
     lenient: bool,
+    /// Fragments of the free runs that stretches go into.
+    run_frags: u64,
     /// Nothing is moved that costs more bytes than this for each request that it saves.
     price: u64,
     /// Where the next pass begins to place.
@@ -284,6 +293,7 @@ impl<'a> Planner<'a> {
             seen: (0, 0),
             kind: Kind::Names,
             lenient: false,
+            run_frags: 0,
             price: u64::MAX,
             start: None,
             uncommitted: 0,
@@ -296,18 +306,43 @@ impl<'a> Planner<'a> {
 
     /// Where the budget does not suffice for everything: prices, the lowest first, because what saves most for each byte comes
     /// first. None if it does.
-    fn prices(&mut self, roots: &[Ino]) -> Result<Vec<u64>> {
-        if self.limits.budget == u64::MAX || self.limits.always {
-            return Ok(Vec::new());
+    fn prices(&self, survey: &Survey) -> Vec<u64> {
+        if self.limits.always || survey.bytes_to_move() <= self.limits.budget {
+            return Vec::new();
         }
-        let survey = self.survey(roots)?;
-        let enough = survey.bytes_to_move() <= self.limits.budget;
-        Ok(match self.limits {
-            _ if enough => Vec::new(),
+        match self.limits {
             // Nothing moves, so one pass has to find what many would take.
             Limits { dry_run: true, budget, .. } => vec![survey.price_within(budget)],
             _ => survey.prices(),
-        })
+        }
+    }
+
+    /// So many fragments are to move: with more of them, stretches go into longer free runs.
+    fn expect(&mut self, frags: u64) {
+        self.run_frags = (RUN_GROUPS * self.g.group_frags()).min(frags);
+    }
+
+    /// Free space comes together, because what is written next lies there. At most as much moves as has moved before, so a
+    /// second regroup moves nothing; and nothing where hardly anything is free, because that would scatter more than it gains.
+    fn bring_free_space_together(&mut self, roots: &[Ino]) -> Result<()> {
+        let moved = self.progress.bytes_moved;
+        let (free, reserved) = self.cx.file.space.free_and_reserved();
+        if moved == 0 || free.saturating_sub(reserved) < self.g.total_frags() / FREE_DIVISOR {
+            return Ok(());
+        }
+        let limits = Limits { budget: self.limits.budget.min(2 * moved), ..self.limits };
+        let outcome = free_space::run(&self.cx, limits, Gaps::Together, self.control, &mut self.progress);
+        // That is told those who ask for nothing else.
+        self.progress.free_runs = None;
+        self.report();
+        outcome?;
+        if self.progress.bytes_moved > moved {
+            // Some files lie elsewhere now.
+            let survey = self.survey(roots)?;
+            self.expect(survey.total() >> self.g.frag_shift);
+            self.work(roots, Vec::new())?;
+        }
+        Ok(())
     }
 
     /// Moves what costs at most each of these prices, then everything. Without prices the budget suffices for that.
@@ -356,6 +391,8 @@ impl<'a> Planner<'a> {
             let moved = area::empty(&cx, area.clone(), self.left(), self.control)?;
             self.progress.bytes_moved += moved << self.g.frag_shift;
             self.start = Some(area.start);
+            let most = self.g.frag_of_block(area.end - area.start) / AREA_RUNS;
+            self.run_frags = self.run_frags.min(self.waiting).min(most);
             self.pass(roots)?;
             self.report();
             // What goes out of an area costs more at first. But after some rounds there has to be a gain.
@@ -653,9 +690,10 @@ impl<'a> Planner<'a> {
 
     fn allocate(&mut self, stretch: &Stretch, near: BlockAddr, kind: Kind) -> Result<Option<Places>> {
         let cx = self.cx;
+        let least = if self.lenient { 0 } else { self.run_frags };
         let attempt = || -> Result<Option<Places>> {
             Ok(match kind {
-                Kind::Data => files::allocate(&cx, &stretch.items, near)?.map(Places::Data),
+                Kind::Data => files::allocate(&cx, &stretch.items, near, least)?.map(Places::Data),
                 Kind::Names | Kind::Tables => names::allocate(&cx, &stretch.items, near)?.map(Places::Names),
             })
         };
