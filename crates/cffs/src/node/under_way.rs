@@ -132,7 +132,7 @@ impl UnderWay {
 pub struct HeldBack<'a>(&'a UnderWay);
 
 impl<'a> HeldBack<'a> {
-    /// Which writebacks there are. If there are none, what was held back may go on when that is let go.
+    /// Which writebacks there are. If there are none, others may begin when that is let go.
     pub fn lock_idle(self) -> Result<MutexGuard<'a, State>, HeldBack<'a>> {
         let mut state = self.0.lock();
         if state.is_busy() {
