@@ -3,14 +3,11 @@
 //! A batch ends with the slowest of the devices. With one batch at a time all others would be idle until then. So the thread that writes
 //! collects the next one meanwhile, and threads of the file system write and commit them. How many there are, and how long each is, bounds the memory.
 
-use super::Fs;
-use crate::error::Result;
-use crate::file::FileCtx;
-use crate::file::writeback::{self, Batch};
-use crate::trace::Kind;
+use crate::file::writeback::Batch;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// Batches in flight. While one is at its end, and the next one is collected, the others keep the devices busy.
@@ -85,7 +82,7 @@ impl Streams {
         }
     }
 
-    fn serve(&self, fs: &Weak<Fs>) {
+    fn serve(&self, write: &dyn Fn(Batch)) {
         loop {
             let batch = {
                 let mut state = self.state.lock();
@@ -98,11 +95,18 @@ impl Streams {
                 }
             };
             let _in_flight = InFlight { streams: self, bytes: batch.bytes() };
-            // Without a file system there is nobody who waits for it.
-            let Some(fs) = fs.upgrade() else { continue };
-            let _span = fs.span(Kind::Background, [0; 3]);
-            writeback::write_beside(&FileCtx { lazy: fs.opts.lazytime, ..fs.file_cx() }, batch);
+            write(batch);
         }
+    }
+
+    /// Starts the threads. They write with this.
+    pub(super) fn start_threads(self: &Arc<Self>, write: impl Fn(Batch) + Clone + Send + 'static) -> io::Result<()> {
+        for _ in 0..IN_FLIGHT_MAX {
+            let (streams, write) = (self.clone(), write.clone());
+            let thread = std::thread::Builder::new().name("cffs-stream".into()).spawn(move || streams.serve(&write))?;
+            self.threads.lock().push(thread);
+        }
+        Ok(())
     }
 
     /// Writes what was begun, and ends the threads.
@@ -116,25 +120,5 @@ impl Streams {
                 let _ = thread.join();
             }
         }
-    }
-}
-
-impl Fs {
-    /// Ends them, when all that was begun is written.
-    pub(super) fn stop_streams(&self) {
-        if let Some(streams) = &self.streams {
-            streams.stop();
-        }
-    }
-
-    /// Starts the threads that write batches of long files.
-    pub(super) fn start_streams(self: &Arc<Self>) -> Result<()> {
-        let Some(streams) = &self.streams else { return Ok(()) };
-        for _ in 0..IN_FLIGHT_MAX {
-            let (of, fs) = (streams.clone(), Arc::downgrade(self));
-            let thread = std::thread::Builder::new().name("cffs-stream".into()).spawn(move || of.serve(&fs))?;
-            streams.threads.lock().push(thread);
-        }
-        Ok(())
     }
 }
