@@ -4,7 +4,7 @@ use crate::request::Ns;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Real time between two looks at what another thread does.
@@ -29,6 +29,8 @@ pub struct Clock {
     disks: AtomicU64,
     lanes: Mutex<Lanes>,
     turn: Condvar,
+    /// Threads that have asked a disk and are not in [`Clock::lanes`] as such yet: they wait for that lock, and not for another thread.
+    asking: AtomicUsize,
     /// Where the kernel says what threads do that are there before [`Clock::threads`].
     watched: Mutex<Vec<PathBuf>>,
 }
@@ -45,6 +47,8 @@ struct Lanes {
 struct Lane {
     /// When it goes on; `None` for one that runs.
     wake: Option<Ns>,
+    /// Its time has come, and it does not know yet: it waits for the lock that all of them wait for.
+    called: bool,
     ended: bool,
     /// Where the kernel says what it does, and what that was: how often it has waited, and in how many looks.
     status: Option<PathBuf>,
@@ -69,6 +73,9 @@ impl Lane {
 
     /// Looks at a thread that runs. Says whether it waits for another one.
     fn is_blocked(&mut self) -> bool {
+        if self.called {
+            return false;
+        }
         if self.status.as_deref().is_some_and(|status| !status.exists()) {
             self.ended = true;
             return true;
@@ -152,7 +159,9 @@ impl Clock {
 
     /// Waits until `then` if threads wait for each other. Says whether they do.
     fn sleep(&self, then: Ns) -> bool {
+        self.asking.fetch_add(1, Ordering::SeqCst);
         let mut lanes = self.lanes.lock();
+        self.asking.fetch_sub(1, Ordering::SeqCst);
         if lanes.current == 0 {
             return false;
         }
@@ -177,14 +186,15 @@ impl Clock {
     fn wait_for_turn(&self, mut lanes: MutexGuard<'_, Lanes>, lane: usize) {
         let current = lanes.current;
         while lanes.current == current && lanes.list[lane].wake.is_some() {
+            let asking = self.asking.load(Ordering::SeqCst) > 0;
             let sleeping = lanes.list.iter().enumerate().filter_map(|(n, l)| Some((l.wake?, n)));
             let Some((wake, next)) = sleeping.min() else { return };
             let mut running = lanes.list.iter_mut().filter(|l| l.runs()).peekable();
             // Only the next one looks, so that a look is worth something.
-            let goes_on = running.peek().is_none() || next == lane && running.all(|l| l.is_blocked());
+            let goes_on = running.peek().is_none() || next == lane && running.all(|l| l.is_blocked()) && !asking;
             if goes_on {
                 self.now.fetch_max(wake, Ordering::Relaxed);
-                lanes.list[next].wake = None;
+                (lanes.list[next].wake, lanes.list[next].called) = (None, true);
                 lanes.list.iter_mut().for_each(|l| l.seen = (0, 0));
                 self.turn.notify_all();
             } else if next == lane {
@@ -192,6 +202,9 @@ impl Clock {
             } else {
                 self.turn.wait(&mut lanes);
             }
+        }
+        if lanes.current == current {
+            lanes.list[lane].called = false;
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use cffs::device::{Device, IoKind};
-use cffs::{Caller, Fs, Ino, ROOT_INO};
+use cffs::{Caller, DirectWrite, Fs, Ino, ROOT_INO};
 use cffs_disk::{Clock, Counters};
 
 use super::harness::{Harness, Setup, create, make_dir};
@@ -122,7 +122,7 @@ fn measured(harness: &mut Harness, work: impl FnOnce(&Fs, &Clock) -> Result<()>)
 }
 
 fn create_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
-    measured(harness, |fs, _| {
+    written(harness, |fs| {
         let ino = fs.create(Caller::ROOT, ROOT_INO, b"large", 0o644)?.ino;
         let written = write_file(fs, ino, calls);
         fs.forget(ino, 1);
@@ -131,7 +131,17 @@ fn create_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
 }
 
 fn overwrite_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
-    measured(harness, |fs, _| with_file(fs, |ino| write_file(fs, ino, calls)))
+    written(harness, |fs| with_file(fs, |ino| write_file(fs, ino, calls)))
+}
+
+/// One thread writes, beside those of the engine if it has some: until everything is on the disks.
+fn written(harness: &mut Harness, work: impl Fn(&Fs) -> Result<()> + Sync) -> Result<Counters> {
+    measured(harness, |fs, clock| {
+        threads(clock, 1, |_| {
+            work(fs)?;
+            Ok(fs.sync()?)
+        })
+    })
 }
 
 /// With the thread that reads ahead, as in a mount.
@@ -299,14 +309,24 @@ pub fn sweeney(scale: u64) -> Result<Outcome> {
             let layout = Layout::Several(Members::stripe(count, unit));
             let bytes_all = bytes * 5 / 4 + 64 * MIB;
             // Blocks without fragments, as XFS had.
-            let setup = Setup { bytes: bytes_all, layout, cache: CACHE, fragment: 4096, ..Setup::today(DISK_OF_1996) };
+            let setup = Setup {
+                bytes: bytes_all,
+                layout,
+                cache: CACHE,
+                fragment: 4096,
+                // Whether it is worth it would be measured in real time.
+                direct_write: DirectWrite::Off,
+                ..Setup::today(DISK_OF_1996)
+            };
             let mut harness = Harness::new(&setup)?;
             let mut start = 0;
-            let done = [
-                create_file(&mut harness, calls)?,
-                read_file(&mut harness, calls)?,
-                overwrite_file(&mut harness, calls)?,
-            ];
+            // With the threads that write back, as in a mount.
+            harness.set_background(true);
+            let created = create_file(&mut harness, calls)?;
+            let read = read_file(&mut harness, calls)?;
+            harness.set_background(true);
+            let done = [created, read, overwrite_file(&mut harness, calls)?];
+            harness.set_background(false);
             harness.phase(|fs| {
                 with_file(fs, |ino| {
                     start = fs.pieces(ino)?.first().map_or(0, |p| p.start);

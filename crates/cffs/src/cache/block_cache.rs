@@ -15,6 +15,7 @@ use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::JoinHandle;
 
 /// Number of independently locked parts; a power of two.
 pub(super) const SHARDS: usize = 64;
@@ -65,6 +66,7 @@ pub struct Cache {
     sums_policy: Prefetch,
     /// To the readahead thread.
     pub(super) readahead: Mutex<Option<ReadaheadSender>>,
+    pub(super) readahead_thread: Mutex<Option<JoinHandle<()>>>,
     /// What the thread was asked for and has not read yet.
     pub(super) readahead_waits: AtomicUsize,
     /// What waits for [`Cache::readahead_step`], where that takes the place of the thread.
@@ -94,6 +96,7 @@ impl Cache {
             hand: AtomicUsize::new(0),
             dirty_data: AtomicUsize::new(0),
             readahead: Mutex::new(None),
+            readahead_thread: Mutex::new(None),
             readahead_queue: Mutex::new(None),
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),

@@ -26,21 +26,21 @@ impl Cache {
         let (send, receive) = mpsc::sync_channel::<Vec<ReadaheadRequest>>(QUEUE_MAX);
         let weak = Arc::downgrade(self);
         *self.readahead.lock() = Some(ReadaheadSender { send, to_thread: true });
-        std::thread::Builder::new()
-            .name("cffs-ahead".into())
-            .spawn(move || {
-                while let Ok(requests) = receive.recv() {
-                    let Some(cache) = weak.upgrade() else { break };
-                    let _purpose = Purpose::Prefetch.scope();
-                    match cache.is_wide() {
-                        true => cache.fill_ahead(requests),
-                        false => cache.read_ahead(requests),
-                    }
-                    cache.readahead_waits.fetch_sub(1, Ordering::SeqCst);
+        let thread = std::thread::Builder::new().name("cffs-ahead".into()).spawn(move || {
+            while let Ok(requests) = receive.recv() {
+                let Some(cache) = weak.upgrade() else { break };
+                let _purpose = Purpose::Prefetch.scope();
+                match (cache.has_readahead(), cache.is_wide()) {
+                    (true, true) => cache.fill_ahead(requests),
+                    (true, false) => cache.read_ahead(requests),
+                    // It is to end, and nobody will use what it was asked for.
+                    (false, true) => cache.release_all(requests),
+                    (false, false) => {}
                 }
-            })
-            .map(drop)
-            .unwrap_or_else(|e| tracing::warn!("no read-ahead: {e}"));
+                cache.readahead_waits.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
+        *self.readahead_thread.lock() = thread.inspect_err(|e| tracing::warn!("no read-ahead: {e}")).ok();
     }
 
     /// Begins to queue what the thread would read, for [`Cache::readahead_step`].
@@ -92,14 +92,22 @@ impl Cache {
         if let Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) = send(requests)
             && *to_thread
         {
-            refused.into_iter().for_each(|(.., run)| self.release(run));
+            self.release_all(refused);
         }
     }
 
-    /// Ends the thread of [`Cache::start_readahead`], or the queue.
+    fn release_all(&self, claimed: Vec<ReadaheadRequest>) {
+        claimed.into_iter().for_each(|(.., run)| self.release(run));
+    }
+
+    /// Ends the thread of [`Cache::start_readahead`], or the queue. Then nothing is read ahead any more.
     pub fn stop_readahead(&self) {
         *self.readahead.lock() = None;
         *self.readahead_queue.lock() = None;
+        let thread = self.readahead_thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
     }
 
     /// Whether there is a readahead thread, or a queue instead.

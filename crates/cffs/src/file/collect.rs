@@ -27,11 +27,9 @@ pub(super) fn collect(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Resu
 }
 
 fn collect_once(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Unit<'static>>> {
-    let (mut guard, mut busy) = node.lock_for_writeback();
+    let (mut guard, mut under_way) = node.lock_for_writeback();
     let st = &mut *guard;
-    // A file without a name is freed with its last reference. Until then its data must be able to leave memory.
-    let referenced = node.refs.load(Ordering::Acquire) > 0;
-    if st.freed || (st.orphan && !referenced) {
+    if !may_be_written(node, st) {
         return Ok(None);
     }
     let accessed = node.pending_atime.swap(i64::MIN, Ordering::Relaxed);
@@ -49,19 +47,53 @@ fn collect_once(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Opt
         debug_assert!(unit.pages.is_empty(), "pages of a file that has deferred extents");
         unit.origin = Origin::Deferred;
         unit.extents = st.data.deferred.extents().iter().copied().map(Pending::map).collect();
-        *busy = true;
+        under_way.begin_alone();
         return Ok(Some(unit));
     }
-    let in_flight = unit.pages.iter().map(|p| p.reserved).sum();
-    st.data.in_flight = in_flight;
     if !unit.pages.is_empty() {
-        unit.reservation = Some(st.data.reservation(cx.space).split(in_flight));
-        if let Err(e) = allocate(cx, st, &mut unit, for_log) {
-            unit.abort(cx, st);
-            return Err(e);
-        }
+        begin(cx, st, &mut unit, for_log)?;
     }
-    *busy = true;
+    under_way.begin_alone();
+    Ok(Some(unit))
+}
+
+/// Whether data of the file goes to the device. A file without a name is freed with its last reference. Until then its data must be able to leave
+/// memory.
+fn may_be_written(node: &Node, st: &NodeState) -> bool {
+    !st.freed && (!st.orphan || node.refs.load(Ordering::Acquire) > 0)
+}
+
+/// Allocates extents for the pages that a unit has taken. After an error they are dirty again.
+fn begin(cx: &FileCtx<'_>, st: &mut NodeState, unit: &mut Unit<'_>, for_log: bool) -> Result<()> {
+    let in_flight = unit.pages.iter().map(|p| p.reserved).sum();
+    unit.note_begun(st, in_flight);
+    unit.reservation = Some(st.data.reservation(cx.space).split(in_flight));
+    allocate(cx, st, unit, for_log).inspect_err(|_| unit.abort(cx, st))
+}
+
+/// The same for a writeback beside others of the same file, which is long: so many pages at most, in the order of the file. `None` if none
+/// can begin now, or there is nothing to take; it waits for nobody.
+pub(super) fn collect_beside(cx: &FileCtx<'_>, node: &Arc<Node>, most: usize) -> Result<Option<Unit<'static>>> {
+    let mut guard = node.state.write();
+    let st = &mut *guard;
+    let mut under_way = node.under_way.lock();
+    let long = st.inode.size > cx.placement.small_max() && st.data.deferred.is_empty();
+    if !under_way.may_join() || !long || !may_be_written(node, st) {
+        return Ok(None);
+    }
+    let (pages, left) = st.data.take_full(cx.cache.geometry(), st.disk_size, most);
+    if pages.is_empty() {
+        return Ok(None);
+    }
+    let until = left.map_or(u64::MAX, |index| index << cx.cache.geometry().block_shift);
+    let mut unit = Unit::new(node.clone(), Origin::Pages, st.inode.size.min(until).max(st.disk_size));
+    unit.keep = !cx.cache.is_large(st.inode.size);
+    unit.pages = pages;
+    begin(cx, st, &mut unit, false)?;
+    let turn = under_way.next();
+    st.data.allocated.extend(unit.extents.iter().filter(|p| p.change == Change::Map).map(|p| (turn, p.extent)));
+    unit.turn = Some(turn);
+    under_way.join();
     Ok(Some(unit))
 }
 
@@ -198,7 +230,8 @@ fn allocate_part(
     };
     // A file that is long already may well grow by as much again. Holes do not make a file long.
     let shift = cx.cache.geometry().frag_shift;
-    let has = st.inode.frags + new().map(|p| p.extent.len).sum::<u64>();
+    let in_flight = st.data.allocated.iter().map(|(_, e)| e.len).sum::<u64>();
+    let has = st.inode.frags + in_flight + new().map(|p| p.extent.len).sum::<u64>();
     let so_far = if logical << shift < STREAM_MIN { 0 } else { logical.min(has) << shift };
     if so_far < STREAM_MIN {
         cx.placement.allocate_large(parent, after, len)

@@ -29,13 +29,23 @@ pub struct FileCtx<'a> {
 impl<'a> FileCtx<'a> {
     /// The writeback of these files, for the trace: it is done for those who have made them dirty, who are returned.
     pub(super) fn writeback_span(&self, nodes: &[Arc<Node>]) -> (Span<'a>, Dirtied) {
+        let dirtied = self.dirtied(nodes);
+        (self.writeback_span_for(nodes.len(), &dirtied), dirtied)
+    }
+
+    /// Who has made these files dirty, for the trace.
+    pub(super) fn dirtied(&self, nodes: &[Arc<Node>]) -> Dirtied {
         let tracer = self.cache.tracer();
-        let mut span = tracer.span(Kind::Writeback, [nodes.len() as u64, 0, 0]);
-        if !span.is_on() {
-            return (span, Dirtied::default());
+        if !tracer.is_on() {
+            return Dirtied::default();
         }
-        let dirtied = tracer.take_dirty(nodes.iter().map(|node| node.ino));
+        tracer.take_dirty(nodes.iter().map(|node| node.ino))
+    }
+
+    /// The writeback of so many files that these have made dirty, for the trace.
+    pub(super) fn writeback_span_for(&self, nodes: usize, dirtied: &Dirtied) -> Span<'a> {
+        let mut span = self.cache.tracer().span(Kind::Writeback, [nodes as u64, 0, 0]);
         span.add_causes(&dirtied.all);
-        (span, dirtied)
+        span
     }
 }

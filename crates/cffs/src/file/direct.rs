@@ -131,7 +131,7 @@ enum Prepared<'a> {
 
 /// Allocates extents for blocks where the file has none, and makes a unit of them.
 fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged: bool, now: i64) -> Prepared<'a> {
-    let (mut guard, mut busy) = node.lock_for_writeback();
+    let (mut guard, mut under_way) = node.lock_for_writeback();
     let st = &mut *guard;
     let start = blocks.end - blocks.data.len() as u64;
     let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty());
@@ -155,7 +155,6 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
     {
         return Prepared::No;
     }
-    st.data.in_flight = frags;
     // With checksums each write takes a transaction anyway. A file without a list of extents gets one with its first
     // committed extent.
     let at_end = start == deferred::written_size(st) && start == st.inode.size;
@@ -164,12 +163,13 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
     let mut unit = Unit::new(node.clone(), origin, st.inode.size.max(blocks.end));
     unit.reservation = Some(reservation);
     unit.claim = Some(claim);
+    unit.note_begun(st, frags);
     if allocate(cx, st, &mut unit, blocks).is_err() {
         unit.abort(cx, st);
         let _ = reserve_tree(cx, st, privileged); // less than before
         return Prepared::No;
     }
-    *busy = true;
+    under_way.begin_alone();
     Prepared::Unit(unit)
 }
 

@@ -113,7 +113,7 @@ fn defer(cx: &FileCtx<'_>, st: &mut NodeState, unit: &mut Unit<'_>, free_until: 
     if let Some(reservation) = unit.reservation.take() {
         st.data.reservation(cx.space).merge(reservation);
     }
-    (st.data.in_flight, st.data.taken) = (0, 0);
+    unit.note_ended(st);
     st.dirty = true;
 }
 

@@ -33,21 +33,14 @@ pub struct Exclusive<'a>(&'a Node);
 impl<'a> Exclusive<'a> {
     /// Waits for a writeback in progress. The caller holds no lock that writeback needs.
     pub fn new(node: &'a Node) -> Exclusive<'a> {
-        loop {
-            node.wait_writeback();
-            let mut busy = node.in_writeback.lock();
-            if !*busy {
-                *busy = true;
-                return Exclusive(node);
-            }
-        }
+        node.under_way.wait().begin_alone();
+        Exclusive(node)
     }
 }
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
-        *self.0.in_writeback.lock() = false;
-        self.0.writeback_done.notify_all();
+        self.0.under_way.end_alone();
     }
 }
 

@@ -52,7 +52,7 @@ pub fn read(cx: &FileCtx<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Opt
     let st = node.state.read();
     // While the node is locked no writeback begins. One that has begun may be overwriting what would be read here.
     // The number may have gone to another inode since the caller found it: to a directory, whose blocks move otherwise.
-    if st.inode.file_type() != FileType::Regular || st.freed || st.orphan || *node.in_writeback.lock() {
+    if st.inode.file_type() != FileType::Regular || st.freed || st.orphan || node.under_way.is_busy() {
         return Ok(None);
     }
     let version = node.data_version.load(Ordering::Relaxed);

@@ -65,6 +65,9 @@ pub(super) fn needs(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Resu
 /// The device address that continues the extent before a fragment; `None` if there is a hole before it.
 pub(super) fn preceding(cx: &FileCtx<'_>, st: &NodeState, logical: u64) -> Result<Option<u64>> {
     let Some(before) = logical.checked_sub(1) else { return Ok(None) };
+    if let Some((_, e)) = st.data.allocated.iter().find(|(_, e)| (e.logical..e.end()).contains(&before)) {
+        return Ok(Some(e.start + (logical - e.logical)));
+    }
     Ok(match deferred::lookup(cx, st, before)? {
         Mapping::Data(e) => Some(e.start + (logical - e.logical)),
         Mapping::Hole { .. } => None,

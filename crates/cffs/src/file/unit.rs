@@ -2,6 +2,7 @@
 
 use super::FileCtx;
 use crate::cache::{BufRef, DataRun};
+use crate::error::Result;
 use crate::format::Run;
 use crate::format::{Extent, FragAddr};
 use crate::node::{Node, NodeState, TakenPage};
@@ -94,6 +95,11 @@ pub(super) struct Unit<'a> {
     pub(super) for_whom: Option<Arc<Many>>,
     /// Fragments that were moved are counted here.
     pub(super) moved: Option<Arc<AtomicU64>>,
+    /// Its number, if it is not the only writeback of the file ([`crate::node::UnderWay`]).
+    pub(super) turn: Option<u64>,
+    /// What of the file's sums over what is in flight is of this unit: fragments, and pages.
+    in_flight: u64,
+    taken: usize,
 }
 
 impl<'a> Unit<'a> {
@@ -118,7 +124,34 @@ impl<'a> Unit<'a> {
             keep: false,
             for_whom: None,
             moved: None,
+            turn: None,
+            in_flight: 0,
+            taken: 0,
         }
+    }
+
+    /// It begins: notes in the node how many fragments were reserved for it, and which places it has allocated.
+    pub(super) fn note_begun(&mut self, st: &mut NodeState, frags: u64) {
+        (self.in_flight, self.taken) = (frags, self.pages.len());
+        st.data.in_flight += self.in_flight;
+        st.data.taken += self.taken;
+    }
+
+    /// Nothing of it is in flight any more.
+    pub(super) fn note_ended(&mut self, st: &mut NodeState) {
+        st.data.in_flight -= std::mem::take(&mut self.in_flight);
+        st.data.taken -= std::mem::take(&mut self.taken);
+        if let Some(turn) = self.turn {
+            st.data.allocated.retain(|(of, _)| *of != turn);
+        }
+    }
+
+    /// Waits until its mapping may be committed.
+    ///
+    /// # Errors
+    /// When data before it has failed: then it must not be committed.
+    pub(super) fn wait_for_turn(&self) -> Result<()> {
+        self.turn.map_or(Ok(()), |turn| self.node.under_way.wait_for_turn(turn))
     }
 
     /// While it lives, transactions are those of who made the file dirty.
@@ -133,9 +166,10 @@ impl<'a> Unit<'a> {
 
     /// Ends it: wakes the threads that wait for the writeback.
     pub(super) fn end(&self) {
-        if !self.moves() {
-            *self.node.in_writeback.lock() = false;
-            self.node.writeback_done.notify_all();
+        match self.turn {
+            Some(_) => self.node.under_way.end_turn(),
+            None if !self.moves() => self.node.under_way.end_alone(),
+            None => {}
         }
     }
 
@@ -164,7 +198,9 @@ impl<'a> Unit<'a> {
             left -= n;
         }
         debug_assert!(self.pages.is_empty() || left == 0, "fragments allocated that no page had reserved");
-        st.data.in_flight = st.data.in_flight.saturating_sub(frags);
+        let ours = frags.min(self.in_flight);
+        self.in_flight -= ours;
+        st.data.in_flight -= ours;
         if let Some(reservation) = &self.reservation {
             reservation.charge(frags);
         }
@@ -173,9 +209,7 @@ impl<'a> Unit<'a> {
     /// Gives up what is not committed: pages become dirty again, allocated extents are freed, deferred extents stay in
     /// the node. The node is locked.
     pub(super) fn abort(&mut self, cx: &FileCtx<'_>, st: &mut NodeState) {
-        if !self.moves() {
-            (st.data.in_flight, st.data.taken) = (0, 0);
-        }
+        self.note_ended(st);
         self.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
         let origin = self.origin;
         for p in self.extents.drain(..).filter(|p| p.change != Change::Convert && origin != Origin::Deferred) {
@@ -213,9 +247,7 @@ impl<'a> Unit<'a> {
                 st.data.drop_page(cx.cache, index);
             }
         }
-        if !self.moves() {
-            (st.data.in_flight, st.data.taken) = (0, 0);
-        }
+        self.note_ended(st);
         // If there is no space for a greater reservation it stays as it is, because it covered these pages too.
         let _ = super::reserve::reserve_tree(cx, st, true);
     }

@@ -67,12 +67,53 @@ fn new_small_files<'a>(cx: &FileCtx<'_>, nodes: impl Iterator<Item = &'a Arc<Nod
     sizes
 }
 
+/// Data of a file that is to be written while other data of the file is on its way.
+pub struct Batch {
+    unit: Unit<'static>,
+    dirtied: Dirtied,
+    bytes: usize,
+}
+
+impl Batch {
+    /// Bytes that are to be written.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Takes full pages of a file, so many at most, that no other writeback has taken, for [`write_beside`]. `None` if there are none, or
+/// somebody waits for the file to be idle. Waits for nobody.
+///
+/// # Errors
+/// Those of allocating. The pages are dirty again.
+pub fn begin_beside(cx: &FileCtx<'_>, node: &Arc<Node>, most: usize) -> Result<Option<Batch>> {
+    let Some(mut unit) = collect::collect_beside(cx, node, most)? else { return Ok(None) };
+    let dirtied = cx.dirtied(std::slice::from_ref(node));
+    unit.for_whom = dirtied.of(node.ino);
+    Ok(Some(Batch { bytes: unit.bytes(), unit, dirtied }))
+}
+
+/// Writes such data, and commits its mapping after those that began before. Errors are kept in the node for fsync.
+pub fn write_beside(cx: &FileCtx<'_>, batch: Batch) {
+    let _purpose = Purpose::Writeback.scope_if_none();
+    let Batch { unit, dirtied, .. } = batch;
+    let _span = cx.writeback_span_for(1, &dirtied);
+    // It is in the node.
+    let _ = write_units(cx, vec![unit]);
+}
+
 fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>, dirtied: &Dirtied) -> Result<()> {
     let mut first_error = None;
     let mut units = Vec::new();
     let mut bytes = 0;
     let mut iter = nodes.peekable();
     while let Some(node) = iter.next() {
+        // What is on its way is waited for next. Until then this is on its way too.
+        if node.under_way.lock().is_joinable()
+            && let Ok(Some(batch)) = begin_beside(cx, &node, usize::MAX)
+        {
+            write_beside(cx, batch);
+        }
         match collect::collect(cx, &node, false) {
             Ok(Some(mut unit)) => {
                 unit.for_whom = dirtied.of(node.ino);
@@ -176,7 +217,9 @@ pub(super) fn store<'a>(cx: &FileCtx<'_>, mut units: Vec<Unit<'a>>, flushed_by: 
 pub(super) fn commit_all(cx: &FileCtx<'_>, stored: Stored<'_>) -> Result<()> {
     let mut failed = stored.failed;
     for (mut unit, result) in stored.units {
-        match result.and_then(|()| mapping::commit(cx, &mut unit)) {
+        // In any case: an error is noted in turn as well.
+        let turn = unit.wait_for_turn();
+        match result.and(turn).and_then(|()| mapping::commit(cx, &mut unit)) {
             Ok(()) => unit.end(),
             Err(e) => failed = Some(fail(cx, &mut unit, e)),
         }
@@ -216,6 +259,9 @@ fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Error {
             tracing::error!("writeback of inode {}: {e}", node.ino);
             st.data.error.get_or_insert(e.duplicate());
         }
+    }
+    if unit.turn.is_some() {
+        node.under_way.note_failed(&e);
     }
     unit.end();
     e

@@ -74,7 +74,7 @@ fn prepare<'a>(
     from: u64,
     zeros: &'a [u8],
 ) -> Result<Option<Unit<'a>>> {
-    let (guard, mut busy) = node.lock_for_writeback();
+    let (guard, mut under_way) = node.lock_for_writeback();
     let st = &*guard;
     if st.freed {
         return Err(Error::Stale);
@@ -101,6 +101,6 @@ fn prepare<'a>(
         unit.overwritten.push(Run { start: e.start, len: e.len });
     }
     unit.extents.push(Pending { extent: e, change: Change::Convert });
-    *busy = true;
+    under_way.begin_alone();
     Ok(Some(unit))
 }

@@ -237,7 +237,7 @@ impl Fs {
             let txn = self.journal.begin(log_bytes)?;
             txn.begin_critical();
             let mut st = node.state.write();
-            if *node.in_writeback.lock() {
+            if node.under_way.is_busy() {
                 continue;
             }
             let (now, times) = (now(), (st.inode.mtime, st.inode.ctime));

@@ -24,6 +24,10 @@ const STREAM_DIVISOR: usize = 32;
 /// So many of the longest requests of the device are written back together, where that is at most one in so many parts of the cache.
 const REQUESTS_EACH: usize = 4;
 const STREAM_WIDE_DIVISOR: usize = 8;
+/// On a device that is several, a batch of a stream is at least and at most one in so many parts of the cache: as many as may be in flight
+/// are half of it.
+const BATCH_LEAST_DIVISOR: usize = 16;
+const BATCH_MOST_DIVISOR: usize = 8;
 
 /// Fails if the file cannot be written from this offset on.
 fn may_write(st: &NodeState, offset: u64) -> Result<()> {
@@ -137,9 +141,24 @@ impl Fs {
             return;
         }
         let pages = node.state.read().data.waiting_pages();
-        // A device that takes longer requests is several that work at once: each is to get some.
+        let bytes = pages << self.geo.block_shift;
+        if let Some(streams) = &self.streams {
+            if bytes >= self.opts.cache_bytes / BATCH_LEAST_DIVISOR {
+                let most = self.opts.cache_bytes / BATCH_MOST_DIVISOR;
+                // Whole stripes, of which each device has as much to write.
+                let stripe = (self.cache.device().stripe() as usize).clamp(1, most.max(1));
+                let most = most - most % stripe;
+                streams.start(|| {
+                    let begun = writeback::begin_beside(&self.file_cx(), node, most >> self.geo.block_shift);
+                    // Whoever can make room for it, or keeps the error for fsync, tries again.
+                    begun.inspect_err(|_| self.wake_background()).ok().flatten()
+                });
+            }
+            return;
+        }
+        // A device that takes longer requests gets longer ones.
         let wide = (self.cache.max_request() * REQUESTS_EACH).min(self.opts.cache_bytes / STREAM_WIDE_DIVISOR);
-        if pages << self.geo.block_shift >= (self.opts.cache_bytes / STREAM_DIVISOR).max(wide) {
+        if bytes >= (self.opts.cache_bytes / STREAM_DIVISOR).max(wide) {
             self.write_back_stream(node);
         }
     }
@@ -221,6 +240,10 @@ impl Fs {
     /// Bounds dirty data by its share of the cache: above a quarter the background thread starts writeback, above half
     /// the writer writes back itself.
     fn throttle(&self, more: usize) -> Result<()> {
+        if let Some(streams) = &self.streams {
+            // What is on its way makes room.
+            streams.wait_while(|| self.cache.dirty_data() + more > self.opts.cache_bytes / 2);
+        }
         let dirty = self.cache.dirty_data() + more;
         if dirty > self.opts.cache_bytes / 2 {
             // An error is reported by fsync of the files concerned. Here it counts only if memory stays full.
@@ -229,7 +252,9 @@ impl Fs {
             {
                 return Err(e);
             }
-        } else if dirty > self.opts.cache_bytes / 4 && self.opts.background {
+        } else if self.opts.background
+            && dirty.saturating_sub(self.streams.as_ref().map_or(0, |s| s.bytes())) > self.opts.cache_bytes / 4
+        {
             self.wake_background();
         }
         Ok(())

@@ -49,6 +49,26 @@ impl Fs {
         Ok(())
     }
 
+    /// Starts the threads that write batches of files with long writes, on several devices.
+    pub(super) fn start_streams(self: &Arc<Self>) -> Result<()> {
+        let Some(streams) = &self.streams else { return Ok(()) };
+        let weak = Arc::downgrade(self);
+        streams.start_threads(move |batch| {
+            // Without a file system there is nobody who waits for it.
+            let Some(fs) = weak.upgrade() else { return };
+            let _span = fs.span(Kind::Background, [0; 3]);
+            writeback::write_beside(&FileCtx { lazy: fs.opts.lazytime, ..fs.file_cx() }, batch);
+        })?;
+        Ok(())
+    }
+
+    /// Ends them, when all that was begun is written.
+    pub(super) fn stop_streams(&self) {
+        if let Some(streams) = &self.streams {
+            streams.stop();
+        }
+    }
+
     /// What the background thread does at each interval: writes back what is dirty, commits, and empties a log that is full enough.
     /// For whoever has a mount without that thread ([`crate::MountOptions::background`]) and a clock of his own.
     pub fn background_step(&self) {

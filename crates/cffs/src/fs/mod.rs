@@ -37,6 +37,7 @@ mod remove;
 mod rename;
 mod scrub;
 mod shutdown;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod tmpfile;
@@ -80,6 +81,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+use streams::Streams;
 
 /// A device below a file system: traced, counted, and stopped by a shutdown.
 type FsDevice = ObservedDevice<CountingDevice<StoppableDevice<Arc<dyn Device>>>>;
@@ -127,6 +129,8 @@ pub struct Fs {
     /// Why [`Fs::close`] failed. Held while it runs.
     close_outcome: Mutex<Option<Error>>,
     background: Background,
+    /// Of files with long writes; `None` on a single device.
+    streams: Option<Arc<Streams>>,
     /// What programs read one after the other.
     learning: Learning,
     /// Of maintenance.

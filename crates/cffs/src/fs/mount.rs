@@ -295,6 +295,7 @@ impl Fs {
         let crashed = sb.state != State::Clean;
         unused_is_stored.fetch_or(crashed && !read_only, Ordering::Relaxed);
         mark_mounted(&*dev, log_dyn.as_deref(), &mut sb, replayed.header, &opts)?;
+        let streams = (opts.background && !read_only && dev.width() > 1).then(Arc::default);
         let fs = Arc::new(Fs {
             dev,
             log_dev,
@@ -322,6 +323,7 @@ impl Fs {
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
             background: Background::default(),
+            streams,
             used: AtomicBool::new(false),
             trace_obfuscator: RwLock::default(),
             unused_is_stored,
@@ -359,6 +361,7 @@ impl Fs {
             self.cache.start_readahead();
             if !self.opts.read_only {
                 self.start_background()?;
+                self.start_streams()?;
             }
         }
         Ok(())
@@ -438,6 +441,7 @@ impl Fs {
 
     fn close_now(&self) -> Result<()> {
         self.stop_background();
+        self.stop_streams();
         self.cache.stop_readahead();
         self.journal.check_not_shut_down()?;
         if self.opts.read_only {
@@ -472,6 +476,7 @@ impl Drop for Fs {
             );
         }
         self.stop_background();
+        self.stop_streams();
         self.cache.stop_readahead();
     }
 }

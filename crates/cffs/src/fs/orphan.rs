@@ -145,7 +145,7 @@ impl Fs {
             let txn = self.journal.begin(log_bytes)?;
             txn.begin_critical();
             let mut st = node.state.write();
-            if *node.in_writeback.lock() {
+            if node.under_way.is_busy() {
                 continue;
             }
             if st.freed || node.refs.load(Ordering::Acquire) > 0 {

@@ -469,7 +469,7 @@ impl Fs {
         if st.freed {
             return Err(Error::Stale);
         }
-        if *node.in_writeback.lock() || st.inode != old || st.location != location {
+        if node.under_way.is_busy() || st.inode != old || st.location != location {
             return Ok(false);
         }
         // Read before anything changes, and not before it is known to be there: until the lock it may have moved.

@@ -4,7 +4,7 @@ use super::deferred::DeferredExtents;
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::format::extent::node_capacity;
-use crate::format::{Geometry, Run};
+use crate::format::{Extent, Geometry, Run};
 use crate::quota::InodeCharge;
 use crate::reservation::{QuotaPool, Reservation};
 use crate::space::Space;
@@ -51,11 +51,13 @@ pub struct FileData {
     pub(crate) pages_splits: u64,
     /// Fragments for the pages, blocks for the extent tree, and the quotas of both. None before anything is dirty.
     reservation: Option<Reservation>,
-    /// Fragments that the writeback under way had reserved and whose mapping is not committed yet: as many new extents at
+    /// Fragments that the writebacks under way had reserved and whose mapping is not committed yet: as many new extents at
     /// most.
     pub(crate) in_flight: u64,
-    /// Pages that the writeback under way has taken.
+    /// Pages that the writebacks under way have taken.
     pub(crate) taken: usize,
+    /// New extents of those that may be followed by another one, with their numbers: it goes on where they end.
+    pub(crate) allocated: Vec<(u64, Extent)>,
     /// Extents at the end whose data is in place and whose mapping is not committed.
     pub(crate) deferred: DeferredExtents,
     /// The last page was accepted without blocks reserved for the worst case of the extent tree, because the tree has room
@@ -167,8 +169,30 @@ impl FileData {
             p.writing = true;
             taken.push(TakenPage { index: *index, dirty: std::mem::replace(&mut p.dirty, 0..0), reserved });
         }
-        self.taken = taken.len();
         taken
+    }
+
+    /// Hands dirty pages to a writeback beside others, `most` at most, in the order of the file. Pages that are being written stay, and so does the
+    /// last one if it is not full, because more comes into it. Where one stays, the size that the device may show ends; whatever is
+    /// behind that stays as well. Returns the first one that this is about.
+    pub(crate) fn take_full(&mut self, g: &Geometry, disk_size: u64, most: usize) -> (Vec<TakenPage>, Option<u64>) {
+        let last = self.pages.keys().next_back().copied();
+        let (mut taken, mut left) = (Vec::new(), None);
+        for (index, p) in self.pages.iter_mut().filter(|(_, p)| !p.dirty.is_empty()) {
+            let partial = Some(*index) == last && p.dirty.end < g.block_size();
+            if taken.len() == most || p.writing || partial {
+                if taken.len() < most && (index + 1) << g.block_shift <= disk_size {
+                    continue;
+                }
+                left = Some(*index);
+                break;
+            }
+            let reserved = std::mem::take(&mut p.reserved);
+            self.pages_reserved -= reserved;
+            p.writing = true;
+            taken.push(TakenPage { index: *index, dirty: std::mem::replace(&mut p.dirty, 0..0), reserved });
+        }
+        (taken, left)
     }
 
     /// Drops everything (the file is gone).

@@ -9,6 +9,7 @@ mod locked;
 #[expect(clippy::module_inception, reason = "the type that the module is about")]
 mod node;
 mod readers;
+mod under_way;
 
 pub(crate) use data::{PAGE_OVERHEAD, Page, TakenPage};
 pub use dir_state::DirState;

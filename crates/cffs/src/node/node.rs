@@ -3,12 +3,13 @@
 use super::data::FileData;
 use super::dir_state::DirState;
 use super::readers::Readers;
+use super::under_way::{State, UnderWay};
 use crate::error::Result;
 use crate::format::{Ino, Inode};
 use crate::inode::{self, InodeLocation};
 use crate::journal::Txn;
 use crate::quota::InodeCharge;
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// What of a node its lock protects.
@@ -47,10 +48,8 @@ pub struct Node {
     pub state: RwLock<NodeState>,
     /// Held while a thread writes to the file or cuts it, because a cut takes several transactions. Taken before any other lock.
     pub write_lock: Mutex<()>,
-    /// Set while writeback has pages of it in flight.
-    pub in_writeback: Mutex<bool>,
-    /// Signalled when writeback has ended.
-    pub writeback_done: Condvar,
+    /// Writebacks that have pages of it in flight.
+    pub under_way: UnderWay,
     /// Writes of its data that have begun, mappings and overwrites alike. Whoever has copied data without a lock compares it.
     pub data_version: AtomicU64,
     /// Access time that the inode does not have yet, the least for none (readers hold the lock shared only).
@@ -84,8 +83,7 @@ impl Node {
             on_dirty_list: AtomicBool::new(false),
             state: RwLock::new(state),
             write_lock: Mutex::new(()),
-            in_writeback: Mutex::new(false),
-            writeback_done: Condvar::new(),
+            under_way: UnderWay::default(),
             data_version: AtomicU64::new(0),
             pending_atime: AtomicI64::new(i64::MIN),
             lazy_since: AtomicI64::new(0),
@@ -96,22 +94,20 @@ impl Node {
 
     /// Waits until no page of the node is in flight. The caller holds no lock that writeback needs.
     pub fn wait_writeback(&self) {
-        let mut busy = self.in_writeback.lock();
-        while *busy {
-            self.writeback_done.wait(&mut busy);
-        }
+        drop(self.under_way.wait());
     }
 
-    /// The state, and the mark to set for a writeback that is to begin: none is under way, and none begins before both are let
+    /// The state, and where to note a writeback that is to begin: none is under way, and none begins before both are let
     /// go. The caller holds no lock that writeback needs.
-    pub fn lock_for_writeback(&self) -> (RwLockWriteGuard<'_, NodeState>, MutexGuard<'_, bool>) {
+    pub fn lock_for_writeback(&self) -> (RwLockWriteGuard<'_, NodeState>, MutexGuard<'_, State>) {
+        let mut held_back = self.under_way.hold_back();
         loop {
             self.wait_writeback();
             let state = self.state.write();
-            let busy = self.in_writeback.lock();
-            // Somebody else may have begun one before the node was locked.
-            if !*busy {
-                return (state, busy);
+            match held_back.lock_idle() {
+                Ok(under_way) => return (state, under_way),
+                // Somebody else has begun one before the node was locked.
+                Err(again) => held_back = again,
             }
         }
     }

@@ -15,11 +15,16 @@ const REFILL_DIVISOR: u64 = 2;
 /// Calls of more than such a part of what may be read ahead keep the devices busy by themselves, several at a time even more so.
 const CALL_DIVISOR: u64 = 8;
 
+/// A reader that none of so many calls was of has stopped, or was none: the others need not share with it.
+const QUIET: u64 = 32;
+
 struct Reader {
     /// Where it began, how far its calls have come, and what was read ahead.
     start: u64,
     end: u64,
     asked: u64,
+    /// Its last call, as a number.
+    last: u64,
 }
 
 impl Reader {
@@ -33,28 +38,37 @@ impl Reader {
     }
 }
 
-/// Readers of a file, the last one first.
+/// Readers of a file.
 #[derive(Default)]
-pub struct Readers(Mutex<Vec<Reader>>);
+pub struct Readers(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// The last one first.
+    readers: Vec<Reader>,
+    calls: u64,
+}
 
 impl Readers {
     /// A call reads `len` bytes at `offset`. Returns what to read ahead now: nothing at first, then as much as the reader has read so far, and at
-    /// most `most` bytes for all readers together.
+    /// most `most` bytes for all together that read.
     pub fn note(&self, offset: u64, len: u64, most: u64) -> Range<u64> {
-        let mut readers = self.0.lock();
+        let State { readers, calls } = &mut *self.0.lock();
+        *calls += 1;
         let reader = match readers.iter().position(|r| r.goes_on_with(offset, len, most)) {
             Some(at) => readers.remove(at),
-            None => Reader { start: offset, end: offset, asked: 0 },
+            None => Reader { start: offset, end: offset, asked: 0, last: 0 },
         };
         let end = reader.end.max(offset.saturating_add(len));
         readers.truncate(READERS_MAX - 1);
-        let most = most / (readers.len() as u64 + 1);
+        let others = readers.iter().filter(|r| r.last + QUIET > *calls).count();
+        let most = most / (others as u64 + 1);
         let window = (end - reader.start.min(offset)).min(most);
         let (from, until) = (reader.asked.max(end), end.saturating_add(window));
         let wants = len <= (most / CALL_DIVISOR).min(window / REFILL_DIVISOR)
             && from <= end.saturating_add(window / REFILL_DIVISOR);
         let asked = if wants { until } else { reader.asked };
-        readers.insert(0, Reader { start: reader.start.min(offset), end, asked });
+        readers.insert(0, Reader { start: reader.start.min(offset), end, asked, last: *calls });
         if wants { from..until } else { 0..0 }
     }
 }
@@ -85,6 +99,20 @@ mod tests {
             assert!(asked - end <= MOST.min(end));
         }
         assert!(asked - end > MOST / 2 - len);
+    }
+
+    #[test]
+    fn whoever_has_stopped_takes_no_share() {
+        let readers = Readers::default();
+        // Calls as long as one reader alone may make that is read ahead of.
+        let len = MOST / CALL_DIVISOR;
+        readers.note(1 << 40, len, MOST);
+        let ahead = calls(&readers, (0..100).map(|n| n * len), len);
+        let last = ahead.last().map_or(0, |range| range.end);
+        assert!(last > 100 * len, "{last}");
+        // Two that take turns have half each, and make calls that are too long for that.
+        let two = calls(&readers, (0..100).flat_map(|n| [(1 << 41) + n * len, (1 << 42) + n * len]), len);
+        assert!(two.len() < 10, "{two:?}");
     }
 
     #[test]

@@ -4,3 +4,4 @@
 pub mod large;
 pub mod observed;
 pub mod plain;
+pub mod wide;

@@ -9,3 +9,4 @@ mod held;
 mod interleavings;
 mod threads;
 mod wide;
+mod wide_writes;

@@ -1,0 +1,124 @@
+//! Writing back files with long writes, on a device that is several: more than one batch is in flight.
+//!
+//! A batch ends with the slowest of the devices. With one batch at a time all others would be idle until then. So the thread that writes
+//! collects the next one meanwhile, and threads of the file system write and commit them. How many there are, and how long each is, bounds the memory.
+
+use crate::file::writeback::Batch;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Batches in flight. While one is at its end, and the next one is collected, the others keep the devices busy.
+const IN_FLIGHT_MAX: usize = 4;
+
+/// Batches on their way, and the threads that write them.
+#[derive(Default)]
+pub(super) struct Streams {
+    state: Mutex<State>,
+    /// Signalled when there is a batch to write, or no more will come.
+    begun: Condvar,
+    /// Signalled when one has ended.
+    ended: Condvar,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Batch>,
+    /// Batches that have not ended, and their bytes.
+    in_flight: usize,
+    bytes: usize,
+    stop: bool,
+}
+
+/// A batch that a thread writes.
+struct InFlight<'a> {
+    streams: &'a Streams,
+    bytes: usize,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        let mut state = self.streams.state.lock();
+        state.in_flight -= 1;
+        state.bytes -= self.bytes;
+        drop(state);
+        self.streams.ended.notify_all();
+    }
+}
+
+impl Streams {
+    /// Begins a batch, if one more may be in flight. Says nothing about whether there was one.
+    pub(super) fn start(&self, collect: impl FnOnce() -> Option<Batch>) {
+        {
+            let mut state = self.state.lock();
+            if state.stop || state.in_flight >= IN_FLIGHT_MAX {
+                return;
+            }
+            state.in_flight += 1;
+        }
+        let place = InFlight { streams: self, bytes: 0 };
+        let Some(batch) = collect() else { return };
+        std::mem::forget(place);
+        let mut state = self.state.lock();
+        state.bytes += batch.bytes();
+        state.waiting.push_back(batch);
+        drop(state);
+        self.begun.notify_one();
+    }
+
+    /// Bytes in flight.
+    pub(super) fn bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+
+    /// Waits while this is so and something is in flight.
+    pub(super) fn wait_while(&self, is_so: impl Fn() -> bool) {
+        let mut state = self.state.lock();
+        while state.in_flight > 0 && is_so() {
+            self.ended.wait(&mut state);
+        }
+    }
+
+    fn serve(&self, write: &dyn Fn(Batch)) {
+        loop {
+            let batch = {
+                let mut state = self.state.lock();
+                loop {
+                    match state.waiting.pop_front() {
+                        Some(batch) => break batch,
+                        None if state.stop => return,
+                        None => self.begun.wait(&mut state),
+                    }
+                }
+            };
+            let _in_flight = InFlight { streams: self, bytes: batch.bytes() };
+            write(batch);
+        }
+    }
+
+    /// Starts the threads. They write with this.
+    pub(super) fn start_threads(self: &Arc<Self>, write: impl Fn(Batch) + Clone + Send + 'static) -> io::Result<()> {
+        for _ in 0..IN_FLIGHT_MAX {
+            let (streams, write) = (self.clone(), write.clone());
+            let thread = std::thread::Builder::new().name("cffs-stream".into()).spawn(move || streams.serve(&write))?;
+            self.threads.lock().push(thread);
+        }
+        Ok(())
+    }
+
+    /// Writes what was begun, and ends the threads.
+    pub(super) fn stop(&self) {
+        self.state.lock().stop = true;
+        self.begun.notify_all();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // This may be one of them, if it drops the last reference.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
