@@ -375,14 +375,17 @@ mod tests {
             let mut bytes = vec![0; device.len() as usize];
             device.read_at(IoKind::Data, 0, &mut bytes).unwrap();
             copy.write_at(IoKind::Data, 0, &bytes).unwrap();
-            let again = LogDisk::open(Arc::new(ImageStore::open(copy).unwrap()), &options).unwrap();
-            let mut data = vec![0; BLOCK_BYTES];
-            for (block, value) in model.iter().enumerate() {
-                again.read_at(IoKind::Data, at(block as u64), &mut data).unwrap();
-                assert!(data.iter().all(|b| b == value), "block {block} after {n} writes");
+            for read_only in [true, false] {
+                let store = Arc::new(ImageStore::open(copy.clone()).unwrap());
+                let again = LogDisk::open(store, &LogOptions { read_only, ..options.clone() }).unwrap();
+                let mut data = vec![0; BLOCK_BYTES];
+                for (block, value) in model.iter().enumerate() {
+                    again.read_at(IoKind::Data, at(block as u64), &mut data).unwrap();
+                    assert!(data.iter().all(|b| b == value), "block {block} after {n} writes");
+                }
+                let wrong = again.check(true).unwrap();
+                assert!(wrong.is_empty(), "{wrong:?}");
             }
-            let wrong = again.check(true).unwrap();
-            assert!(wrong.is_empty(), "{wrong:?}");
         }
         assert!(crashes >= 5, "{crashes} times room was given out anew");
     }
