@@ -12,6 +12,7 @@
 
 use crate::disk::{CrashStates, Event, Image, Survival, Trace};
 use crate::model::{Content, Id, Namespace, Time};
+use crate::model_driver::State;
 use crate::ops::{self, Op};
 use crate::run::{SideBySide, panic_text};
 use crate::setup::{Setup, check, check_unmounted};
@@ -205,10 +206,14 @@ impl History {
     }
 
     /// After [`History::failed`], where the operation was to be durable when it returns (`FS_SYNC_FL`, `FS_DIRSYNC_FL`) and
-    /// that is what failed: all of it may be found too.
-    pub(crate) fn failed_when_done(&mut self, side: &SideBySide) {
+    /// that is what failed: all of it may be found too. `after` is the model with it.
+    pub(crate) fn failed_when_done(&mut self, side: &SideBySide, after: &State) {
         if let Ok(found) = crate::walk::walk(&side.engine.fs) {
             self.perhaps.insert(found.namespace.digest());
+        }
+        // What is not in memory cannot be walked through any more if the device is gone.
+        if after.model.inodes().all(|(id, _)| side.inos.contains_key(&id)) {
+            self.perhaps.insert(after.namespace(&side.inos).digest());
         }
     }
 
@@ -294,7 +299,7 @@ impl History {
     /// The namespaces after each operation of a range, by running the model again.
     fn namespaces(&self, range: std::ops::RangeInclusive<usize>) -> Vec<(usize, Namespace)> {
         let inos: BTreeMap<Id, Ino> = self.ids.iter().map(|((ino, _), id)| (*id, *ino)).collect();
-        let mut state = crate::model_driver::State::default();
+        let mut state = State::default();
         let mut out = Vec::new();
         for done in 0..=self.ops.len() {
             if range.contains(&done) {

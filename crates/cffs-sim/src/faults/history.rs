@@ -317,7 +317,7 @@ fn operate(
                 let lost = matches!(op, Op::Remount { .. });
                 h.failed(side, op, doubtful);
                 if side.engine.fs.is_read_only() && !was_read_only {
-                    h.failed_when_done(side);
+                    h.failed_when_done(side, &after);
                 }
                 if lost {
                     return Ok(false);

@@ -244,6 +244,18 @@ fn a_flipped_map_that_leads_to_the_locator_table() {
     assert_eq!(tally.struck, 1);
 }
 
+/// A rename in a directory whose changes are durable when they return had failed, and was there; the judge could not walk through the directories
+/// any more, which were not in memory when the device went (its own; seed 1795920002020 of --faults --only log).
+#[test]
+fn what_failed_when_it_was_done_may_be_found_also_if_the_device_is_gone() {
+    let text = "mkdir /kept 755 0\ncreatemany /kept 0 3 3000 9\nsync\nflags / 65536\nmkdir /c 700 1000\ncreate /c/g 755 0\n\
+                setxattr /c/g user.b 15814 1883158612038123522\nremount true\nsymlink /c/c 8\nrename /c/c /c/h replace";
+    let case = Case { phase: Phase::Use, fault: Fault::Gone, at: 90, seed: 2_178_712_013_045_105_309 };
+    let mut tally = Tally::default();
+    run(setup_on_log_disk(1_795_920_002_020), &parse(text).unwrap(), case, &mut tally).unwrap();
+    assert_eq!(tally.struck, 1);
+}
+
 /// As in the table, at the requests and with the choices that showed it.
 #[test]
 fn faults_that_only_some_choices_show() {
