@@ -21,6 +21,7 @@ use crate::codec::{COUNTER_MAX, corrupt};
 use crate::copies::get_right;
 use crate::evacuate::place_of;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
+use crate::layouts::SegmentInfo;
 use crate::options::LogOptions;
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
@@ -224,7 +225,10 @@ fn open_whole(
     let problem = check(&state, false)?.into_iter().next();
     // What was not durable before it may have been lost in a crash, and then it was never a root.
     let ends = survey.durable_ends();
-    for (id, _) in state.usage.table.iter().filter(|(id, info)| ends.get(id).is_none_or(|end| *end < info.used)) {
+    // Where nothing lives, something else may be by now.
+    let unsure =
+        |(id, info): &(&SegmentId, &SegmentInfo)| info.live > 0 && ends.get(id).is_none_or(|end| *end < info.used);
+    for (id, _) in state.usage.table.iter().filter(unsure) {
         let mut bytes = 0;
         if let Some(line) = state.scrub_plan(*id).verify(&**store, &state.dead_now(*id)?, &mut bytes).first() {
             return Err(corrupt(line));

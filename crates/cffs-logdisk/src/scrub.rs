@@ -87,7 +87,8 @@ impl State {
     pub(crate) fn scrub_next(&self, from: SegmentId) -> Option<(SegmentId, Option<SegmentId>)> {
         // Where there are copies, those become equal too of which nothing lives: recovery may read their summaries.
         let all = self.store.copies() > 1;
-        let (&id, _) = self.usage.table.range(from..).find(|(_, info)| info.live > 0 || all && info.used > 0)?;
+        let counts = |(id, info): &(&SegmentId, &SegmentInfo)| info.live > 0 || all && self.usage.fresh.contains(id);
+        let (&id, _) = self.usage.table.range(from..).find(counts)?;
         let after = self.usage.table.range((Bound::Excluded(id), Bound::Unbounded)).next();
         Some((id, after.map(|(id, _)| *id)))
     }
