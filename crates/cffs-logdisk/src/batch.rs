@@ -4,7 +4,7 @@
 
 use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
 use crate::extent::{BLOCK_BYTES, Birth, Codec, check_shape};
-
+use crate::patch::Patch;
 use crate::store::SegmentId;
 use crate::tree::{NODE_BYTES, NodeHead};
 use std::io;
@@ -73,6 +73,8 @@ pub(crate) enum Entry {
     Clone { branch: u32, snapshot: u64, name: Vec<u8> },
     /// A snapshot or branch goes.
     Delete { id: u64 },
+    /// What has changed of a block; the entry has the bytes itself.
+    Patch { at: Logical, patch: Patch },
 }
 
 impl Entry {
@@ -108,6 +110,7 @@ impl Entry {
             Entry::Snapshot { name, .. } => 22 + name.len(),
             Entry::Clone { name, .. } => 14 + name.len(),
             Entry::Delete { .. } => 9,
+            Entry::Patch { patch, .. } => 19 + patch.bytes(),
         }
     }
 
@@ -208,6 +211,17 @@ impl Entry {
                 out.put_u8(10);
                 out.put_u64(*id);
             }
+            Entry::Patch { at, patch } => {
+                out.put_u8(11);
+                logical(out, at);
+                out.put_u32(patch.crc);
+                out.put_u16(patch.parts.len() as u16);
+                for (first, bytes) in &patch.parts {
+                    out.put_u16(*first);
+                    out.put_u16(bytes.len() as u16);
+                    out.extend_from_slice(bytes);
+                }
+            }
         }
     }
 
@@ -260,6 +274,15 @@ impl Entry {
             },
             9 => Entry::Clone { branch: f.u32()?, snapshot: f.u64()?, name: name(f)? },
             10 => Entry::Delete { id: f.u64()? },
+            11 => {
+                let (at, crc, parts) = (logical(f)?, f.u32()?, f.u16()?);
+                let part = |_| {
+                    let (first, n) = (f.u16()?, usize::from(f.u16()?));
+                    let fits = n > 0 && usize::from(first) + n <= BLOCK_BYTES;
+                    if fits { Ok((first, f.bytes(n)?.to_vec())) } else { Err(corrupt("a patch is no part of a block")) }
+                };
+                Entry::Patch { at, patch: Patch { crc, parts: (0..parts).map(part).collect::<io::Result<_>>()? } }
+            }
             kind => return Err(corrupt(format!("a summary has an entry of unknown kind {kind}"))),
         })
     }
@@ -469,6 +492,7 @@ mod tests {
                 Entry::Snapshot { id: 1, branch: 2, version: 3, name: b"one".to_vec() },
                 Entry::Clone { branch: 7, snapshot: 1, name: b"two".to_vec() },
                 Entry::Delete { id: 9 },
+                Entry::Patch { at, patch: Patch { crc: 5, parts: vec![(0, vec![1, 2]), (4095, vec![3])] } },
             ],
         }
     }

@@ -77,6 +77,8 @@ pub struct LogStats {
     pub failed_discards: u64,
     /// Extents and nodes that the cleaner moved while snapshots referred to them, a number.
     pub forwards: u64,
+    /// Blocks of which a flush stored what had changed, and not the whole block, a number.
+    pub patches: u64,
 }
 
 /// A log disk. As a [`Device`] it is its main branch.
@@ -349,6 +351,7 @@ impl LogDisk {
             damaged_segments: state.damaged.len(),
             failed_discards: state.failed_discards,
             forwards: state.forwarded,
+            patches: state.patched,
         }
     }
 
@@ -512,15 +515,25 @@ impl LogDisk {
         let find = |id| state.catalog.snapshots.get(&id).filter(|s| !s.deleting).ok_or_else(|| missing(id));
         let first = earlier.map(find).transpose()?;
         let empty = Root::default();
-        let second: &Root<MapLayout> = match later {
-            Some(id) => &find(id)?.root,
-            None => {
-                let branch = first.map_or(MAIN_BRANCH, |s| s.branch);
-                &state.catalog.branches.get(&branch).ok_or_else(|| corrupt("a branch is missing"))?.root
+        let now = later.is_none().then(|| first.map_or(MAIN_BRANCH, |s| s.branch));
+        let second: &Root<MapLayout> = match (later, now) {
+            (Some(id), _) => &find(id)?.root,
+            (None, now) => {
+                let branch = state.catalog.branches.get(&now.unwrap_or(MAIN_BRANCH));
+                &branch.ok_or_else(|| corrupt("a branch is missing"))?.root
             }
         };
         let first = first.map_or(&empty, |s| &s.root);
-        let (blocks, next) = state.diff(first, second, offset / BLOCK_BYTES as u64, max)?;
+        let from = offset / BLOCK_BYTES as u64;
+        let (mut blocks, mut next) = state.diff(first, second, from, max)?;
+        if let Some(branch) = now {
+            // What recovery has put together of patches is not in the map where nothing may be written.
+            blocks = state.pending.with_blocks(branch, from..next.unwrap_or(u64::MAX), &blocks);
+            if blocks.len() > max {
+                next = Some(blocks[max].0);
+                blocks.truncate(max);
+            }
+        }
         let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
         Ok((blocks.into_iter().map(|(b, n)| (bytes(b), bytes(n))).collect(), next.map(bytes)))
     }

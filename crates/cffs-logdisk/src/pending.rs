@@ -1,12 +1,21 @@
-//! What was written and is in no batch yet.
+//! What was written and is in no batch yet, or of which batches have patches only.
 
 use crate::batch::Logical;
-use std::collections::BTreeMap;
+use crate::extent::BLOCK_BYTES;
+use crate::patch::Patch;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Blocks and discarded ranges of the batch that is open. Discards count before the blocks.
 #[derive(Default)]
 pub(crate) struct Pending {
     pub(crate) blocks: BTreeMap<Logical, Box<[u8]>>,
+    /// What some of these blocks were when the last batch ended, as far as that is known.
+    pub(crate) bases: BTreeMap<Logical, Box<[u8]>>,
+    /// Blocks that were written since then.
+    changed: BTreeSet<Logical>,
+    /// Batches have patches of blocks that are not written yet: they must be before a checkpoint, and before others take the room for them.
+    pub(crate) patched: bool,
     /// Start -> first block behind the range.
     pub(crate) discards: BTreeMap<Logical, u64>,
     /// Extents that the batch writes, cuts or takes away, or somewhat more.
@@ -20,9 +29,51 @@ impl Pending {
         self.blocks.is_empty() && self.discards.is_empty()
     }
 
-    pub(crate) fn write(&mut self, at: Logical, block: Box<[u8]>) {
+    /// Adds a block, which was `base` when the last batch ended, if that is known.
+    pub(crate) fn write(&mut self, at: Logical, block: Box<[u8]>, base: Option<Box<[u8]>>) {
         self.extents += self.new_runs(at);
-        self.blocks.insert(at, block);
+        self.changed.insert(at);
+        let base = if self.is_discarded(at) { Some(vec![0; BLOCK_BYTES].into()) } else { base };
+        if self.blocks.insert(at, block).is_none()
+            && let Some(base) = base
+        {
+            self.bases.insert(at, base);
+        }
+    }
+
+    /// Patches that make the blocks what they are of what they were, and the blocks that are to be written whole because that is not known, or
+    /// hardly longer.
+    pub(crate) fn patches(&self) -> (Vec<(Logical, Patch)>, Vec<Logical>) {
+        let (mut patches, mut whole) = (Vec::new(), Vec::new());
+        for (at, block) in self.changed.iter().filter_map(|at| self.blocks.get_key_value(at)) {
+            match self.bases.get(at).map(|base| Patch::between(base, block)) {
+                Some(patch) if patch.bytes() <= BLOCK_BYTES / 2 => {
+                    if !patch.parts.is_empty() {
+                        patches.push((*at, patch));
+                    }
+                }
+                _ => whole.push(*at),
+            }
+        }
+        (patches, whole)
+    }
+
+    /// A batch has these blocks, patches of the others, and what was discarded.
+    pub(crate) fn was_patched(&mut self, whole: &[Logical]) {
+        for at in whole {
+            self.blocks.remove(at);
+            self.bases.remove(at);
+        }
+        for at in std::mem::take(&mut self.changed) {
+            if let Some(block) = self.blocks.get(&at) {
+                self.bases.insert(at, block.clone());
+            }
+        }
+        self.discards.clear();
+        (self.discarded, self.patched) = (0, !self.blocks.is_empty());
+        let follows = |(before, at): &(&Logical, &Logical)| before.branch == at.branch && before.block + 1 == at.block;
+        let joined = self.blocks.keys().zip(self.blocks.keys().skip(1)).filter(follows).count();
+        self.extents = self.blocks.len() - joined;
     }
 
     /// Runs of blocks that a block adds.
@@ -39,6 +90,8 @@ impl Pending {
         let inside: Vec<Logical> = self.blocks.range(at(start)..at(end)).map(|(k, _)| *k).collect();
         inside.iter().for_each(|k| {
             self.blocks.remove(k);
+            self.bases.remove(k);
+            self.changed.remove(k);
         });
         let (mut first, mut last) = (start, end);
         if let Some((k, &e)) = self.discards.range(..at(start)).next_back()
@@ -56,6 +109,28 @@ impl Pending {
         self.discards.insert(at(first), last);
     }
 
+    /// Blocks that were written since the last batch and of which it is not known what they were.
+    pub(crate) fn unknown(&self) -> impl Iterator<Item = Logical> {
+        self.changed.iter().copied().filter(|at| !self.bases.contains_key(at))
+    }
+
+    /// Ranges of blocks (first, number) in order, together with what is pending of a branch within a range.
+    pub(crate) fn with_blocks(&self, branch: u32, range: Range<u64>, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let at = |block| Logical { branch, block };
+        let mut all: Vec<(u64, u64)> =
+            self.blocks.range(at(range.start)..at(range.end)).map(|(k, _)| (k.block, 1)).collect();
+        all.extend_from_slice(ranges);
+        all.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (first, n) in all {
+            match joined.last_mut() {
+                Some(last) if first <= last.0 + last.1 => last.1 = last.1.max(first + n - last.0),
+                _ => joined.push((first, n)),
+            }
+        }
+        joined
+    }
+
     pub(crate) fn is_discarded(&self, at: Logical) -> bool {
         let before = self.discards.range(..=at).next_back();
         before.is_some_and(|(k, &end)| k.branch == at.branch && at.block < end)
@@ -70,7 +145,7 @@ mod tests {
     fn ranges_join_and_blocks_count_after_them() {
         let mut p = Pending::default();
         let at = |block| Logical { branch: 1, block };
-        p.write(at(5), vec![1].into());
+        p.write(at(5), vec![1].into(), None);
         p.discard(1, 3, 6, 1);
         assert!(p.blocks.is_empty());
         p.discard(1, 10, 12, 1);
@@ -81,8 +156,44 @@ mod tests {
             [(1, 3, 12), (2, 6, 10)]
         );
         assert!(p.is_discarded(at(3)) && p.is_discarded(at(11)) && !p.is_discarded(at(12)) && !p.is_discarded(at(2)));
-        p.write(at(5), vec![1].into());
+        p.write(at(5), vec![1].into(), None);
         assert_eq!(p.blocks.len(), 1);
+        assert!(p.bases[&at(5)].iter().all(|b| *b == 0), "it was discarded before it was written");
+    }
+
+    #[test]
+    fn a_batch_has_what_changed_since_the_last_one() {
+        let at = |block| Logical { branch: 0, block };
+        let block = |byte: u8, at: usize| -> Box<[u8]> {
+            let mut block = vec![1; BLOCK_BYTES];
+            block[at] = byte;
+            block.into()
+        };
+        let mut p = Pending::default();
+        p.write(at(1), block(2, 0), Some(block(1, 0)));
+        p.write(at(2), block(2, 0), None);
+        p.write(at(3), vec![9; BLOCK_BYTES].into(), Some(block(1, 0)));
+        p.write(at(4), block(2, 7), Some(block(1, 0)));
+        let (patches, whole) = p.patches();
+        assert_eq!(
+            patches.iter().map(|(at, p)| (at.block, p.parts.clone())).collect::<Vec<_>>(),
+            [(1, vec![(0, vec![2])]), (4, vec![(7, vec![2])])]
+        );
+        assert_eq!(whole, [at(2), at(3)]);
+        assert_eq!(p.with_blocks(0, 2..9, &[(4, 3), (9, 1)]), [(2, 5), (9, 1)]);
+        p.discard(0, 9, 12, 1);
+        p.was_patched(&whole);
+        assert!(p.patched && p.discards.is_empty());
+        assert_eq!((p.extents, p.discarded), (2, 0));
+        assert_eq!(p.patches(), (vec![], vec![]), "nothing has changed");
+        // From now on the base is what the patch has made.
+        p.write(at(1), block(3, 0), Some(vec![7; BLOCK_BYTES].into()));
+        assert_eq!(p.patches().0.len(), 1);
+        assert_eq!(p.patches().0[0].1.parts, [(0, vec![3])]);
+        p.discard(0, 1, 2, 1);
+        assert!(p.bases.contains_key(&at(4)) && !p.bases.contains_key(&at(1)));
+        p.was_patched(&[at(4)]);
+        assert!(!p.patched && p.is_empty());
     }
 
     #[test]

@@ -78,11 +78,11 @@ impl State {
 
     /// A block of a branch of which a part is to be written.
     pub(crate) fn rest_of(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
-        self.partly.get(Logical { branch, block }).map_or_else(|| self.read_block(branch, block), Ok)
+        self.recent.get(Logical { branch, block }).map_or_else(|| self.read_block(branch, block), Ok)
     }
 
     /// One block of a branch.
-    fn read_block(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
+    pub(crate) fn read_block(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
         match self.branch_pieces(branch, block, 1)?.pop() {
             None => Ok(vec![0; BLOCK_BYTES].into_boxed_slice()),
             Some(Piece { content: Content::Memory(data), .. }) => Ok(data),

@@ -377,9 +377,11 @@ impl Maker {
         match entry {
             Entry::Write { at, version, data } => {
                 self.version = self.version.max(*version);
+                self.state.patches.forget(*at, u64::from(data.blocks));
                 self.choose(*at, extent(*version, data), |_, _| true)
             }
-            Entry::Remap { at, version, mapped, data, .. } => {
+            Entry::Remap { at, version, source, mapped, data } => {
+                self.forget_patches_of_others(*at, *source, data.blocks)?;
                 let plain = data.codec == Codec::Plain;
                 self.choose(*at, extent(*version, data), |_, i| plain || mapped >> (i % 16) & 1 == 1)
             }
@@ -397,7 +399,19 @@ impl Maker {
                 }
                 Ok(())
             }
+            Entry::Patch { at, patch } => {
+                if at.branch != MAIN_BRANCH {
+                    self.branches.insert(at.branch);
+                } else if !self.state.patches.add(*at, patch) {
+                    self.lost.add(format!("what was written last to block {} is lost", at.block));
+                }
+                Ok(())
+            }
             Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. } => {
+                if !matches!(entry, Entry::ForwardNode { .. }) {
+                    // Of a checkpoint: all was written whole before it.
+                    self.state.patches.forget_all();
+                }
                 self.state.usage.free(here, 1, u64::from(entry.stored()))
             }
             Entry::Snapshot { id, branch, version, name } => {
@@ -421,6 +435,27 @@ impl Maker {
                 Ok(())
             }
         }
+    }
+
+    /// A copy of something else than the blocks are here was made of what has been written since the patches, in a segment that is gone.
+    fn forget_patches_of_others(&mut self, at: Logical, source: Birth, blocks: u32) -> io::Result<()> {
+        if at.branch != MAIN_BRANCH || self.state.patches.is_empty() {
+            return Ok(());
+        }
+        let Some(main) = self.state.catalog.branches.get(&MAIN_BRANCH) else { return Ok(()) };
+        let found = lookup_extents(&main.root, &self.state.nodes(), at.block, u64::from(blocks))?;
+        let is_it = |i: u32| {
+            let block = at.block + u64::from(i);
+            let here = found.iter().find(|(first, e)| (*first..first + u64::from(e.blocks)).contains(&block));
+            here.is_some_and(|(first, e)| {
+                let ordinal = u64::from(e.place.ordinal) + (block - first);
+                e.place.segment == source.segment && ordinal == u64::from(source.ordinal) + u64::from(i)
+            })
+        };
+        for i in (0..blocks).filter(|&i| !is_it(i)) {
+            self.state.patches.forget(Logical { block: at.block + u64::from(i), ..at }, 1);
+        }
+        Ok(())
     }
 
     /// Maps the blocks of an extent that are chosen; nobody needs the others.
@@ -498,6 +533,9 @@ impl Maker {
         state.log.begin_anew(epoch, last.1, content);
         state.store.adopt(&state.existing())?;
         state.log.next_segment = state.store.create()?;
+        for at in state.put_together()? {
+            self.lost.add(format!("what was written last to block {} is lost: it is what it was before", at.block));
+        }
         // Only who knows what was written knows which holes are lost blocks.
         state.unmarked = true;
         state.checkpoint()?;

@@ -8,7 +8,7 @@
 //! acknowledged. Who opens the disk may say that it is to go on without it; then the segment is left alone from then on. Then the entries are applied, as
 //! they were the first time.
 
-use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Summary};
+use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Logical, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, MAIN_BRANCH};
 use crate::checkpoint::RootRecord;
@@ -18,8 +18,9 @@ use crate::extent::{BLOCK_BYTES, Birth};
 use crate::layouts::MapLayout;
 use crate::log::Log;
 use crate::options::LogOptions;
-use crate::partly::Partly;
+use crate::patch::Patches;
 use crate::pending::Pending;
+use crate::recent::Recent;
 use crate::scan::{is_whole, patience, read_summary, read_wanted, search};
 use crate::state::State;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
@@ -53,7 +54,8 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         frozen: Vec::new(),
         dirtied: 0,
         pending: Pending::default(),
-        partly: Partly::default(),
+        recent: Recent::default(),
+        patches: Patches::default(),
         reserved: 0,
         root_sequence: 0,
         record: None,
@@ -66,6 +68,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         damaged: BTreeSet::new(),
         cleaned: 0,
         forwarded: 0,
+        patched: 0,
         accepted: 0,
         readers: Arc::new(RwLock::new(())),
         flush_failed: Arc::default(),
@@ -200,6 +203,10 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
     }
     state.log.durable = state.log.sequence - 1;
     state.forget_replaced();
+    if let Some(at) = state.put_together()?.first() {
+        let what = format!("the patches of block {} of branch {} do not fit what it was", at.block, at.branch);
+        return Err(corrupt(what));
+    }
     state.damaged = aside;
     if !options.read_only {
         state.take_over(&root, found.is_empty())?;
@@ -391,6 +398,25 @@ impl State {
         // What was set aside is not given out again while this process has the disk.
         existing.extend(&self.damaged);
         existing.into_iter().collect()
+    }
+
+    /// Makes blocks of which the batches have patches what they were. Before the next checkpoint they are written whole. Returns those that
+    /// the patches do not fit.
+    pub(crate) fn put_together(&mut self) -> io::Result<Vec<Logical>> {
+        let mut others = Vec::new();
+        while let Some((at, overlay)) = self.patches.pop() {
+            if self.catalog.branches.get(&at.branch).is_none_or(|b| b.deleting) {
+                continue;
+            }
+            let mut block = self.read_block(at.branch, at.block)?;
+            if !overlay.lay_over(&mut block) {
+                others.push(at);
+                continue;
+            }
+            self.pending.write(at, block, None);
+            self.pending.patched = true;
+        }
+        Ok(others)
     }
 
     /// Takes segments out of the table that the cleaner has deleted behind the checkpoint, and whose room others have got: what lived in them is

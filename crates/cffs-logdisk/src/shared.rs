@@ -2,9 +2,9 @@
 
 use crate::batch::Logical;
 use crate::catalog::MAIN_BRANCH;
+use crate::covered::Covered;
 use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::options::Compression;
-use crate::partly::Covered;
 use crate::read::{Piece, fetch_pieces, together};
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
@@ -16,6 +16,9 @@ use std::collections::btree_map::Entry;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
+
+/// Blocks of a write after which these are soon written again, as the metadata of a file system is.
+const FEW_BLOCKS: usize = 32;
 
 /// What the devices of a log disk share.
 pub(crate) struct Shared {
@@ -316,6 +319,7 @@ impl Shared {
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
         let covered = Covered::by(pieces.iter().map(|(at, bytes)| (*at, bytes.len())));
+        let few = blocks.len() <= FEW_BLOCKS;
         let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
         for (mut at, mut bytes) in pieces.iter().copied() {
             state.accepted += bytes.len() as u64;
@@ -337,12 +341,12 @@ impl Shared {
         }
         for (number, data) in changed {
             let at = Logical { branch, block: number };
-            if covered.is_whole(number) {
-                state.partly.forget(at);
+            let was = if few || !covered.is_whole(number) {
+                state.recent.put(at, data.clone())
             } else {
-                state.partly.put(at, data.clone());
-            }
-            state.pending.write(at, data);
+                state.recent.forget(at)
+            };
+            state.pending.write(at, data, was);
         }
         state.note_pending(pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum());
         // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.

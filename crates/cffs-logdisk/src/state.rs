@@ -8,8 +8,9 @@ use crate::extent::{Birth, Codec, Extent, Place};
 use crate::layouts::{DeadKey, DeadListLayout, ForwardLayout, MapLayout};
 use crate::log::Log;
 use crate::options::LogOptions;
-use crate::partly::Partly;
+use crate::patch::Patches;
 use crate::pending::Pending;
+use crate::recent::Recent;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, NODE_BYTES, Node, NodeRef, Root, insert_extent, lookup_extents, remove_extents};
 use crate::usage::{Nodes, Usage};
@@ -50,7 +51,9 @@ pub(crate) struct State {
     /// Nodes in memory that a checkpoint would store, or somewhat more.
     pub(crate) dirtied: usize,
     pub(crate) pending: Pending,
-    pub(crate) partly: Partly,
+    pub(crate) recent: Recent,
+    /// What the batches that recovery has applied say of blocks that were not written whole after that.
+    pub(crate) patches: Patches,
     /// Bytes that somebody has reserved.
     pub(crate) reserved: u64,
     /// Sequence number of the root, and where the checkpoint is that it refers to: place and bytes.
@@ -68,6 +71,8 @@ pub(crate) struct State {
     pub(crate) cleaned: u64,
     /// Extents and nodes that were moved by a forward since the start.
     pub(crate) forwarded: u64,
+    /// Patches that were written since the start.
+    pub(crate) patched: u64,
     /// Bytes that programs have written since the start.
     pub(crate) accepted: u64,
     /// Held shared by who reads a segment; a segment is deleted while nobody does.
@@ -225,6 +230,7 @@ impl State {
 
     /// Takes a range out of a branch.
     pub(crate) fn unmap(&mut self, at: Logical, blocks: u64) -> io::Result<()> {
+        self.patches.forget(at, blocks);
         let blocks = blocks.min(u64::MAX - at.block);
         let mut displaced = Vec::new();
         self.edit_map(at.branch, |root, edit| remove_extents(root, edit, at.block, blocks, &mut displaced))?;
@@ -271,6 +277,7 @@ impl State {
         };
         match entry {
             Entry::Write { at, version, data } => {
+                self.patches.forget(*at, u64::from(data.blocks));
                 if self.catalog.branches.get(&at.branch).is_none_or(|b| b.deleting) {
                     return self.usage.free(here, data.blocks, u64::from(data.stored));
                 }
@@ -299,6 +306,12 @@ impl State {
                 };
                 let extent = Extent { blocks: 1, version: head.version, place };
                 self.apply_forward(*birth, NODE_BYTES as u64, extent)
+            }
+            Entry::Patch { at, patch } => {
+                if replay && !self.patches.add(*at, patch) {
+                    return Err(corrupt("more blocks are in patches only than there may be"));
+                }
+                Ok(())
             }
             Entry::Node { .. } | Entry::Record { .. } => {
                 if replay {

@@ -1,13 +1,15 @@
 //! Taking writes in, and ending batches.
 
-use crate::batch::{Entry, Logical};
+use crate::batch::{Entry, Logical, SUMMARY_BYTES};
 use crate::extent::BLOCK_BYTES;
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
+use crate::patch::{PATCHED_MAX, Patch};
 use crate::space::{BLOCK_COST, Change, Level, STEP_ENDS};
 use crate::state::State;
 use crate::tree::lookup_extents;
 use cffs_device::{Purpose, Work};
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
 
@@ -94,7 +96,7 @@ impl State {
             let change = self.pending_change().and(Change::freed(extents as u64 + STEP_ENDS));
             self.ensure_room(change, Level::Frees)?;
             self.pending.discard(branch, at, to, extents);
-            self.partly.forget_range(branch, at, to);
+            self.recent.forget_range(branch, at, to);
             self.note_pending(0);
             at = to;
         }
@@ -146,28 +148,90 @@ impl State {
 
     /// Writes what is pending as one batch, or as several that count together.
     pub(crate) fn seal(&mut self) -> io::Result<()> {
-        if self.pending.is_empty() {
+        // What recovery has put together stays in memory where nothing may be written.
+        if self.pending.is_empty() || self.options.read_only {
             return Ok(());
         }
         self.check()?;
         self.ensure_room(self.pending_change(), Level::Accepted)?;
+        self.write_out()?;
+        if self.checkpoint_is_due() { self.checkpoint() } else { Ok(()) }
+    }
+
+    fn checkpoint_is_due(&self) -> bool {
+        self.is_dirty() || self.log.since_checkpoint >= self.checkpoint_bytes()
+    }
+
+    /// Writes blocks whole of which batches have patches only. There is room: it was kept for them.
+    pub(crate) fn settle(&mut self) -> io::Result<()> {
+        if self.pending.patched { self.write_out() } else { Ok(()) }
+    }
+
+    fn write_out(&mut self) -> io::Result<()> {
         let pending = std::mem::take(&mut self.pending);
-        let r = {
-            let _purpose = Purpose::Log.scope();
-            let observed = self.observed.clone();
-            let _batch = observed.work(Work::Batch, &mut self.for_batch);
-            observed.note(&mut self.for_checkpoint, (pending.blocks.len() * BLOCK_BYTES) as u64);
-            self.write_pending(&pending)
-        };
+        let blocks = pending.blocks.len();
+        let r = self.write_batch(blocks, |state| state.write_pending(&pending.discards, pending.blocks.iter(), &[]));
         if r.is_err() {
             // Nothing is written any more, and what was accepted reads as it was written.
             self.pending = pending;
         }
+        self.fatal(r)
+    }
+
+    /// Ends the batch with patches of what is pending, if that is shorter and there is room. The blocks stay pending; those that are to be written whole
+    /// do not.
+    fn patch(&mut self) -> io::Result<bool> {
+        let most = PATCHED_MAX.min(self.batch_max() / BLOCK_BYTES / 2).min(self.extents_max() / 2);
+        if self.pending.blocks.len() > most || self.check().is_err() {
+            return Ok(false);
+        }
+        self.find_holes()?;
+        let (patches, whole) = self.pending.patches();
+        let bytes: usize = patches.iter().map(|(_, patch)| patch.bytes()).sum();
+        // In all that is more than the blocks alone, but these are written again and again.
+        let saves = bytes + BLOCK_BYTES <= patches.len() * BLOCK_BYTES;
+        let change = Change { bytes: (SUMMARY_BYTES + bytes) as u64 + 64 * patches.len() as u64, ..Change::default() };
+        let room = self.store.available() >= self.need(self.pending_change().and(change), Level::Takes);
+        if !room || !(saves || patches.is_empty() && whole.is_empty() && self.pending.discards.is_empty()) {
+            return Ok(false);
+        }
+        let mut pending = std::mem::take(&mut self.pending);
+        let of = |at: &Logical| pending.blocks.get_key_value(at);
+        let blocks = whole.iter().filter_map(of);
+        let r = self.write_batch(whole.len(), |state| state.write_pending(&pending.discards, blocks, &patches));
+        if r.is_ok() {
+            pending.was_patched(&whole);
+        }
+        self.pending = pending;
         self.fatal(r)?;
-        if self.is_dirty() || self.log.since_checkpoint >= self.checkpoint_bytes() {
+        self.patched += patches.len() as u64;
+        self.note_pending(0);
+        if self.checkpoint_is_due() {
             self.checkpoint()?;
         }
+        Ok(true)
+    }
+
+    /// What is pending and was nowhere before was zeros.
+    fn find_holes(&mut self) -> io::Result<()> {
+        let mut holes = Vec::new();
+        for at in self.pending.unknown() {
+            let Some(b) = self.catalog.branches.get(&at.branch) else { continue };
+            if lookup_extents(&b.root, &self.nodes(), at.block, 1)?.is_empty() {
+                holes.push(at);
+            }
+        }
+        self.pending.bases.extend(holes.into_iter().map(|at| (at, vec![0; BLOCK_BYTES].into())));
         Ok(())
+    }
+
+    /// Writes a batch that has so many blocks whole.
+    fn write_batch(&mut self, blocks: usize, write: impl FnOnce(&mut State) -> io::Result<()>) -> io::Result<()> {
+        let _purpose = Purpose::Log.scope();
+        let observed = self.observed.clone();
+        let _batch = observed.work(Work::Batch, &mut self.for_batch);
+        observed.note(&mut self.for_checkpoint, (blocks * BLOCK_BYTES) as u64);
+        write(self)
     }
 
     /// Bytes of log between two checkpoints: not more than a part of the store, because what died since then is still in the way.
@@ -175,14 +239,20 @@ impl State {
         self.options.checkpoint_bytes.min(self.store.capacity() / 8).max(1)
     }
 
-    fn write_pending(&mut self, pending: &crate::pending::Pending) -> io::Result<()> {
+    /// Discards count first, then blocks, then patches of others.
+    fn write_pending<'a>(
+        &mut self,
+        discards: &BTreeMap<Logical, u64>,
+        blocks: impl Iterator<Item = (&'a Logical, &'a Box<[u8]>)>,
+        patches: &[(Logical, Patch)],
+    ) -> io::Result<()> {
         let mut packer = Packer::new(STREAM_NEW, None);
-        for (at, end) in &pending.discards {
+        for (at, end) in discards {
             packer.add(self, Entry::Discard { at: *at, blocks: end - at.block }, &[])?;
         }
         let mut run: Vec<u8> = Vec::new();
         let mut start: Option<Logical> = None;
-        for (at, data) in &pending.blocks {
+        for (at, data) in blocks {
             let next = start.map(|s| Logical { branch: s.branch, block: s.block + (run.len() / BLOCK_BYTES) as u64 });
             if next != Some(*at) || run.len() >= RUN_BLOCKS_MAX * BLOCK_BYTES {
                 if let Some(s) = start {
@@ -195,6 +265,9 @@ impl State {
         }
         if let Some(s) = start {
             self.pack_run(&mut packer, s, &run)?;
+        }
+        for (at, patch) in patches {
+            packer.add(self, Entry::Patch { at: *at, patch: patch.clone() }, &[])?;
         }
         packer.finish(self)
     }
@@ -209,7 +282,9 @@ impl State {
 
     /// Ends the batch. Returns the number of the last one, if it is not durable yet.
     pub(crate) fn seal_for_flush(&mut self) -> io::Result<Option<u64>> {
-        self.seal()?;
+        if !self.patch()? {
+            self.seal()?;
+        }
         if !self.options.read_only {
             self.check()?;
         }

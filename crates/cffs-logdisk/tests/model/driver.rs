@@ -68,8 +68,8 @@ pub struct Driver {
     pub possible: Vec<Model>,
     pub rng: fastrand::Rng,
     next_tag: u32,
-    /// Bytes that the cleaner has copied, and forwards, of the disks that were closed.
-    pub seen: (u64, u64),
+    /// Bytes that the cleaner has copied, forwards, and patches, of the disks that were closed.
+    pub seen: [u64; 3],
     /// What the last operation would have made of the disk, as a whole and in parts.
     pub attempted: Vec<Model>,
     /// The last operation.
@@ -93,7 +93,7 @@ impl Driver {
             rng,
             next_tag: 1,
             last: 0,
-            seen: (0, 0),
+            seen: [0; 3],
             attempted: Vec::new(),
         }
     }
@@ -157,8 +157,7 @@ impl Driver {
     /// What the run has exercised.
     pub fn note(&mut self) {
         let s = self.disk.stats();
-        self.seen.0 += s.cleaned;
-        self.seen.1 += s.forwards;
+        self.seen = [self.seen[0] + s.cleaned, self.seen[1] + s.forwards, self.seen[2] + s.patches];
     }
 
     fn any_branch(&mut self) -> u32 {

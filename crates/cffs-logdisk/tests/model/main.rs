@@ -9,6 +9,7 @@ mod full;
 mod limits;
 mod marking;
 mod mend;
+mod patches;
 mod random;
 mod reading;
 mod rebuild;

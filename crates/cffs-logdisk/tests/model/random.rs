@@ -2,8 +2,8 @@
 
 use crate::driver::{Config, Driver};
 
-/// Returns the bytes that the cleaner copied, and the number of forwards.
-fn run(seed: u64, steps: u32) -> (u64, u64) {
+/// Returns the bytes that the cleaner copied, and the numbers of forwards and of patches.
+fn run(seed: u64, steps: u32) -> [u64; 3] {
     let mut rng = fastrand::Rng::with_seed(seed);
     let config = Config::random(&mut rng);
     let mut d = Driver::new(config, rng);
@@ -40,16 +40,18 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn any_sequence_with_crashes_gives_a_prefix_of_what_was_written() {
-    let mut seen = (0, 0);
+    let mut seen = [0; 3];
     for seed in seeds(40) {
         match std::panic::catch_unwind(|| run(seed, 150)) {
-            Ok((cleaned, forwards)) => seen = (seen.0 + cleaned, seen.1 + forwards),
+            Ok(more) => seen.iter_mut().zip(more).for_each(|(all, n)| *all += n),
             Err(e) => {
                 eprintln!("seed {seed}");
                 std::panic::resume_unwind(e);
             }
         }
     }
-    eprintln!("the cleaner copied {} bytes and made {} forwards", seen.0, seen.1);
-    assert!(seen.0 > 0 && seen.1 > 0, "the cleaner was not exercised");
+    let [cleaned, forwards, patches] = seen;
+    eprintln!("the cleaner copied {cleaned} bytes and made {forwards} forwards; {patches} patches");
+    assert!(cleaned > 0 && forwards > 0, "the cleaner was not exercised");
+    assert!(patches > 0, "patches were not exercised");
 }

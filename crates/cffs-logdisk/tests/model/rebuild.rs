@@ -131,7 +131,7 @@ fn without_a_map_all_that_was_acknowledged_comes_back() {
         }
         let mut d = history(seed, 150);
         d.note();
-        copied = (copied.0 + d.seen.0, copied.1 + d.seen.1);
+        copied = (copied.0 + d.seen[0], copied.1 + d.seen[1]);
         let flushed = d.rng.bool();
         if flushed && d.flush().is_err() {
             continue;

@@ -1,0 +1,185 @@
+//! Small flushes, which store what has changed of blocks.
+
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice};
+use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, rebuild, recover_image};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const SLOT: u64 = 256 << 10;
+
+type Counted = Arc<CountingDevice<MemoryDevice>>;
+
+fn open(device: &Counted, options: &LogOptions) -> LogDisk {
+    LogDisk::open(Arc::new(ImageStore::open(device.clone()).unwrap()), options).unwrap()
+}
+
+fn read_only() -> LogOptions {
+    LogOptions { read_only: true, ..LogOptions::default() }
+}
+
+/// Blocks that were all written, and are changed a little from then on.
+struct Small {
+    device: Counted,
+    disk: LogDisk,
+    blocks: Vec<Vec<u8>>,
+    rng: fastrand::Rng,
+}
+
+impl Small {
+    fn new() -> Self {
+        let device = Arc::new(CountingDevice::new(MemoryDevice::new(64 << 20)));
+        let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: SLOT }).unwrap();
+        let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+        let blocks = (0..20u8).map(|n| vec![n + 1; BLOCK_BYTES]).collect();
+        let small = Small { device, disk, blocks, rng: fastrand::Rng::with_seed(7) };
+        (0..small.blocks.len()).for_each(|n| small.write(n));
+        small.disk.checkpoint().unwrap();
+        small
+    }
+
+    fn write(&self, n: usize) {
+        self.disk.write_at(IoKind::Meta, n as u64 * BLOCK, &self.blocks[n]).unwrap();
+    }
+
+    /// Changes a few bytes in a few blocks, and makes that durable.
+    fn change(&mut self) {
+        for _ in 0..4 {
+            let (n, at) = (self.rng.usize(0..self.blocks.len()), self.rng.usize(0..BLOCK_BYTES - 100));
+            self.blocks[n][at..at + 100].fill(self.rng.u8(..));
+            self.write(n);
+        }
+        self.disk.flush().unwrap();
+    }
+
+    #[track_caller]
+    fn check(&self, disk: &LogDisk) {
+        for (n, block) in self.blocks.iter().enumerate() {
+            assert!(read(disk, n as u64) == *block, "block {n}");
+        }
+        assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
+    }
+}
+
+fn read(disk: &LogDisk, block: u64) -> Vec<u8> {
+    let mut data = vec![0; BLOCK_BYTES];
+    disk.read_at(IoKind::Data, block * BLOCK, &mut data).unwrap();
+    data
+}
+
+#[test]
+fn a_small_flush_is_short_and_one_request() {
+    let mut small = Small::new();
+    let written = |s: &Small| (s.device.snapshot().write_bytes(), s.device.snapshot().write_requests());
+    let before = written(&small);
+    (0..100).for_each(|_| small.change());
+    let after = written(&small);
+    assert_eq!(after.1 - before.1, 100);
+    assert!(after.0 - before.0 <= 100 * 1024, "{} bytes for 40,000", after.0 - before.0);
+    assert!(small.disk.stats().patches > 200);
+    small.check(&small.disk);
+    // What a flush has nothing of is no request.
+    small.disk.flush().unwrap();
+    small.write(3);
+    small.disk.flush().unwrap();
+    assert_eq!(written(&small), after);
+}
+
+#[test]
+fn a_crash_leaves_what_was_flushed() {
+    let mut small = Small::new();
+    for round in 0..30 {
+        (0..=round % 4).for_each(|_| small.change());
+        match round % 5 {
+            0 => small.disk.checkpoint().unwrap(),
+            1 => drop(small.disk.clean_step(1 << 20).unwrap()),
+            _ => {}
+        }
+        // Somebody looks at it meanwhile, without writing.
+        small.check(&open(&small.device, &read_only()));
+        small.disk = open(&small.device, &LogOptions::default());
+        small.check(&small.disk);
+    }
+    // New blocks, which were zeros.
+    small.blocks.extend((0..5).map(|_| vec![0; BLOCK_BYTES]));
+    for n in 20..25 {
+        small.blocks[n][7..1000].fill(9);
+        small.write(n);
+    }
+    small.disk.flush().unwrap();
+    small.check(&open(&small.device, &LogOptions::default()));
+}
+
+#[test]
+fn what_is_discarded_or_written_whole_has_no_patches() {
+    let mut small = Small::new();
+    small.change();
+    (0..10).for_each(|_| small.change());
+    small.disk.discard(0, 8 * BLOCK).unwrap();
+    small.blocks[..8].iter_mut().for_each(|b| b.fill(0));
+    small.disk.flush().unwrap();
+    small.check(&open(&small.device, &read_only()));
+    // A part of what is zeros now.
+    small.blocks[2][50..90].fill(3);
+    small.write(2);
+    small.rng.fill(&mut small.blocks[10]);
+    small.write(10);
+    small.disk.flush().unwrap();
+    small.check(&open(&small.device, &read_only()));
+    small.disk = open(&small.device, &LogOptions::default());
+    small.check(&small.disk);
+}
+
+#[test]
+fn snapshots_have_what_patches_have_made() {
+    let mut small = Small::new();
+    let first = small.disk.snapshot(MAIN_BRANCH, "first").unwrap();
+    (0..10).for_each(|_| small.change());
+    let then = small.blocks.clone();
+    let id = small.disk.snapshot(MAIN_BRANCH, "second").unwrap();
+    (0..10).for_each(|_| small.change());
+    small.disk.flush().unwrap();
+    small.disk = open(&small.device, &LogOptions::default());
+    small.check(&small.disk);
+    let snapshot = small.disk.open_snapshot(id).unwrap();
+    for (n, block) in then.iter().enumerate() {
+        let mut data = vec![0; BLOCK_BYTES];
+        snapshot.read_at(IoKind::Data, n as u64 * BLOCK, &mut data).unwrap();
+        assert!(data == *block, "block {n}");
+    }
+    drop(snapshot);
+    // What differs, also as somebody sees it who writes nothing, and by pages.
+    small.change();
+    let looker = open(&small.device, &read_only());
+    let (there, seen) = (small.disk.diff(first, None).unwrap(), looker.diff(first, None).unwrap());
+    assert_eq!(there, seen);
+    assert!(seen.iter().map(|(_, bytes)| bytes).sum::<u64>() >= 8 * BLOCK);
+    let (mut pages, mut at) = (Vec::new(), Some(0));
+    while let Some(from) = at {
+        let (ranges, next) = looker.diff_from(Some(first), None, from, 1).unwrap();
+        assert!(ranges.len() <= 1);
+        pages.extend(ranges);
+        at = next;
+    }
+    assert_eq!(pages.iter().map(|(_, bytes)| bytes).sum::<u64>(), seen.iter().map(|(_, bytes)| bytes).sum::<u64>());
+}
+
+#[test]
+fn a_map_that_is_made_anew_has_what_patches_have_made() {
+    let mut small = Small::new();
+    (0..10).for_each(|_| small.change());
+    small.disk.checkpoint().unwrap();
+    (0..10).for_each(|_| small.change());
+    // Both roots and all checkpoints are lost.
+    let mut sector = [0; 512];
+    for at in (0..small.device.len()).step_by(512) {
+        small.device.read_at(IoKind::Data, at, &mut sector).unwrap();
+        if sector.starts_with(b"CLR1") || sector.starts_with(b"CLN1") {
+            small.device.write_at(IoKind::Data, at, &[0x5a; 512]).unwrap();
+        }
+    }
+    let report = rebuild(Arc::new(recover_image(small.device.clone()).unwrap()), &LogOptions::default()).unwrap();
+    assert!(!report.from_checkpoint);
+    let disk = open(&small.device, &LogOptions { unmarked: true, ..LogOptions::default() });
+    disk.mark_lost(&[]).unwrap();
+    small.check(&disk);
+}
