@@ -46,12 +46,11 @@ impl State {
             return None;
         }
         let u = info.live as f64 / size as f64;
+        let age = (self.log.sequence - info.age.min(self.log.sequence)) as f64 + 1.0;
         Some(match policy {
             CleanPolicy::Greedy => 1.0 - u,
-            CleanPolicy::CostBenefit | CleanPolicy::Generations => {
-                let age = (self.log.sequence - info.age.min(self.log.sequence)) as f64 + 1.0;
-                (1.0 - u) * age / (1.0 + u)
-            }
+            CleanPolicy::CostBenefit => (1.0 - u) * age / (1.0 + u),
+            CleanPolicy::Generations => (1.0 - u) * age.sqrt() / (u + 1.0 / 64.0),
         })
     }
 
@@ -60,26 +59,19 @@ impl State {
         if self.store.can_append() { self.store.segment_bytes() } else { u64::from(info.used) }
     }
 
-    /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one. While more than
-    /// a third of all is dead, those that are fuller than the average come last: where there is so much room, others gain more soon, but
-    /// a segment can be so old that any gain seems worth its copy.
+    /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one.
     fn victims(&self, policy: CleanPolicy, budget: u64, at_once: bool) -> Vec<SegmentId> {
-        let of_all =
-            |of: &dyn Fn(&SegmentInfo) -> u64| self.usage.table.values().map(|i| u128::from(of(i))).sum::<u128>();
-        let (live, size) = (of_all(&|i| i.live), of_all(&|i| self.size_of(i)));
-        let roomy = 3 * live < 2 * size;
-        let is_full = |i: &SegmentInfo| roomy && u128::from(i.live) * size > u128::from(self.size_of(i)) * live;
         let scored = self
             .usage
             .table
             .iter()
             .filter(|(id, info)| !at_once || self.is_free_when_moved(**id, info))
-            .filter_map(|(id, info)| Some((is_full(info), self.score(policy, *id, info)?, *id, info.live)));
-        let mut scored: Vec<(bool, f64, SegmentId, u64)> = scored.collect();
-        scored.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)));
+            .filter_map(|(id, info)| Some((self.score(policy, *id, info)?, *id, info.live)));
+        let mut scored: Vec<(f64, SegmentId, u64)> = scored.collect();
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let mut left = budget;
         let mut chosen = Vec::new();
-        for (_, _, id, live) in scored {
+        for (_, id, live) in scored {
             if live == 0 {
                 continue; // the next checkpoint deletes it
             }
@@ -130,8 +122,11 @@ impl State {
             let infos = ids.iter().filter_map(|id| self.usage.table.get(id));
             infos.fold((0, 0), |(live, size), info| (live + info.live, size + self.size_of(info)))
         };
-        let (live, size) = of(self.victims(self.options.policy, bytes, true));
-        let now = if size == 0 { f64::INFINITY } else { cost(live, size) };
+        let (live, size) = of(self.victims(CleanPolicy::Greedy, bytes, true));
+        if size == 0 {
+            return (true, self.empty_segments().next().is_some());
+        }
+        let now = cost(live, size);
         let waits = |id: &SegmentId, info: &SegmentInfo| {
             !self.log.is_open(*id)
                 && !self.damaged.contains(id)
@@ -147,7 +142,8 @@ impl State {
             all += saved(info);
             alone += if info.live == 0 { saved(info) } else { 0.0 };
         }
-        let takes = self.checkpoint_nodes() as f64 * NODE_BYTES as f64;
+        // The room that it takes costs copies as well.
+        let takes = self.checkpoint_nodes() as f64 * NODE_BYTES as f64 * (1.0 + now);
         (all > takes, alone > takes)
     }
 
@@ -172,7 +168,7 @@ impl State {
         for id in self.victims(policy, bounds.bytes, at_once) {
             let info = self.usage.table.get(&id).copied().unwrap_or_default();
             let stream = match self.options.policy {
-                CleanPolicy::Generations => (info.stream + 1).min(2),
+                CleanPolicy::Generations => info.stream.saturating_add(1).min(2),
                 CleanPolicy::CostBenefit => 1,
                 CleanPolicy::Greedy => STREAM_NEW,
             };
@@ -406,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_by_age_leave_full_segments_alone_where_there_is_much_room() {
+    fn policies_weigh_what_lives_and_how_old_it_is() {
         let store = Arc::new(MemoryStore::new(1 << 30, 1 << 20, true));
         let mut state = recovery::format(store, 1 << 30, &LogOptions::default()).unwrap();
         state.log.sequence = 1_000_000;
@@ -415,20 +411,19 @@ mod tests {
             let info = SegmentInfo { used: 1 << 20, ordinals: 256, live, age, ..SegmentInfo::default() };
             state.usage.table.insert(id, info);
         }
-        for policy in [CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations] {
-            assert_eq!(state.victims(policy, 1 << 30, false), [young, old], "{policy:?}");
-        }
-        // Of two that are emptier than the average, the older one.
         let info =
             SegmentInfo { used: 1 << 20, ordinals: 256, live: 350 << 10, age: 500_000, ..SegmentInfo::default() };
         state.usage.table.insert(old + 2, info);
-        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30, false), [old + 2, young, old]);
-        assert_eq!(state.victims(CleanPolicy::Greedy, 1 << 30, false), [young, old + 2, old]);
-        // Where there is little room, age counts alone.
-        for id in 10..30 {
-            let info = SegmentInfo { used: 1 << 20, ordinals: 256, live: 1 << 20, age: 1, ..SegmentInfo::default() };
-            state.usage.table.insert(old + id, info);
+        let all = [CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations];
+        let chosen = all.map(|policy| state.victims(policy, 1 << 30, false));
+        assert_eq!(chosen, [[young, old + 2, old], [old + 2, old, young], [old + 2, old, young]]);
+        // Full ones, not however old they are.
+        state.log.sequence = 10_000;
+        let ages = [(old, 1), (young, 9_000), (old + 2, 8_000)];
+        for (id, age) in ages {
+            state.usage.table.entry(id).and_modify(|info| info.age = age);
         }
-        assert_eq!(state.victims(CleanPolicy::CostBenefit, 1 << 30, false), [old + 2, old, young]);
+        let chosen = all.map(|policy| state.victims(policy, 1 << 30, false));
+        assert_eq!(chosen, [[young, old + 2, old], [old + 2, old, young], [old + 2, young, old]]);
     }
 }

@@ -31,12 +31,14 @@ impl Compression {
 /// How the cleaner chooses segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CleanPolicy {
-    /// The one with the fewest live bytes.
-    #[default]
+    /// The one with the fewest live bytes. Copies go where new data goes.
     Greedy,
-    /// The one with the best ratio of space gained, times its age, to bytes copied (Rosenblum and Ousterhout 1992).
+    /// The one with the best ratio of space gained, times its age, to bytes read and copied (Rosenblum and Ousterhout 1992). Copies
+    /// have segments of their own.
     CostBenefit,
-    /// Cost-benefit, and what has survived a cleaning goes to other segments than new data: once, and more than once.
+    /// The one with the best ratio of space gained, times the root of its age, to bytes copied. What has survived one cleaning has segments of
+    /// its own, and what has survived more.
+    #[default]
     Generations,
 }
 
@@ -74,7 +76,7 @@ impl Default for LogOptions {
             batch_bytes: 4 << 20,
             checkpoint_bytes: 256 << 20,
             compression: Compression::None,
-            policy: CleanPolicy::Greedy,
+            policy: CleanPolicy::default(),
             observed: Observed::default(),
         }
     }

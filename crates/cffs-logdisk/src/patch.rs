@@ -10,7 +10,7 @@ use crate::extent::BLOCK_BYTES;
 use std::collections::BTreeMap;
 
 /// Most blocks of which batches have patches only.
-pub(crate) const PATCHED_MAX: usize = 256;
+pub(crate) const PATCHED_MAX: usize = 512;
 /// Bytes of a part in a summary besides its own.
 pub(crate) const PART_BYTES: usize = 4;
 

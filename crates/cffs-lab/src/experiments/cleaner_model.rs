@@ -52,6 +52,11 @@ impl Pattern {
         if is_hot { random.below(hot) } else { hot + random.below(blocks - hot) }
     }
 
+    /// How many times as many blocks as there are are written until it is steady, and while it is measured. What is cold must have been cleaned too.
+    pub fn overwrites(self) -> (u64, u64) {
+        if self == Pattern::EVEN { (3, 1) } else { (10, 2) }
+    }
+
     /// The least that can be copied by what is known of such writes.
     pub fn copied(self, used: f64) -> f64 {
         if self == Pattern::EVEN { copied_oldest_first(used) } else { copied_apart(used, self.hot, self.part) }
@@ -132,14 +137,10 @@ pub fn copied_greedy(segments: usize, per_segment: usize, blocks: u64, pattern: 
         (0..writes).for_each(|_| greedy.write(pattern.next(&mut random, blocks) as u32));
         (greedy.copied - before) as f64 / writes as f64
     };
-    run(WARM_UP * blocks);
-    run(MEASURED * blocks)
+    let (warm_up, measured) = pattern.overwrites();
+    run(warm_up * blocks);
+    run(measured * blocks)
 }
-
-/// How often everything is overwritten until it is steady, and while it is measured.
-pub const WARM_UP: u64 = 3;
-/// See [`WARM_UP`].
-pub const MEASURED: u64 = 1;
 
 #[cfg(test)]
 mod tests {

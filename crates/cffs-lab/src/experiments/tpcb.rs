@@ -45,7 +45,7 @@ impl Writes {
     /// The policies of the cleaner that are tried, greedy where one is enough.
     fn policies(self) -> Vec<(&'static str, CleanPolicy)> {
         let mut all = vec![("greedy", CleanPolicy::Greedy)];
-        all.extend((self == Writes::AtOnce).then_some(("cost-benefit", CleanPolicy::CostBenefit)));
+        all.extend((self == Writes::AtOnce).then_some(("generations", CleanPolicy::Generations)));
         all
     }
 
