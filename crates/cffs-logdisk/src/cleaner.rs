@@ -277,7 +277,7 @@ impl State {
         let segment = self.store.segment_bytes();
         // A checkpoint stores all nodes that have changed, so it had better be for many rounds.
         while self.store.available() < self.need(change, level) && !self.is_dirty() {
-            let Some(bounds) = self.round_bounds().map(|b| b.at_most(8 * segment)) else { break };
+            let Some(bounds) = self.round_bounds().map(|b| b.at_most(2 * segment)) else { break };
             let before = self.store.available();
             match self.checkpoint_pays(bounds.bytes) {
                 (_, true) => self.checkpoint()?,

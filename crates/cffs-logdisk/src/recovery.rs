@@ -75,6 +75,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         failed: None,
         observed: options.observed.clone(),
         for_batch: cffs_device::ForWhom::default(),
+        for_blocks: cffs_device::ForWhom::default(),
         for_checkpoint: cffs_device::ForWhom::default(),
     }
 }
@@ -363,6 +364,13 @@ impl State {
             let follows = |s: &Summary| s.sequence == end.sequence + 1 && s.epoch == end.epoch;
             match read_wanted(&*self.store, self.log.uuid, segment, offset, &follows) {
                 Ok(s) if follows(&s) => return Ok(Some(s)),
+                // The number of a root is the highest epoch of what was written until the next one.
+                Ok(s) if s.epoch > self.root_sequence => {
+                    return Err(corrupt(format!(
+                        "batch {} in segment {segment:#x} at {offset} was written under root {}, which is lost: root {} is older",
+                        s.sequence, s.epoch, self.root_sequence
+                    )));
+                }
                 Err(error) if !is_absent(&error) => {
                     unreadable.push(UnreadableEnd { sequence: end.sequence + 1, segment, offset, error });
                 }
@@ -415,6 +423,7 @@ impl State {
             }
             self.pending.write(at, block, None);
             self.pending.patched = true;
+            self.note_pending(BLOCK_BYTES as u64);
         }
         Ok(others)
     }

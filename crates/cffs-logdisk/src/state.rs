@@ -84,8 +84,9 @@ pub(crate) struct State {
     pub(crate) failed: Option<String>,
     /// Who learns what is done for many.
     pub(crate) observed: Observed,
-    /// Whose writes are pending.
+    /// Whose writes are in no batch yet; and whose are not written whole yet.
     pub(crate) for_batch: ForWhom,
+    pub(crate) for_blocks: ForWhom,
     /// For whom the map has changed since the last checkpoint.
     pub(crate) for_checkpoint: ForWhom,
 }

@@ -8,7 +8,7 @@ use crate::patch::{PATCHED_MAX, Patch};
 use crate::space::{BLOCK_COST, Change, Level, STEP_ENDS};
 use crate::state::State;
 use crate::tree::lookup_extents;
-use cffs_device::{Purpose, Work};
+use cffs_device::{ForWhom, Purpose, Work};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -61,6 +61,7 @@ impl State {
     /// Notes for whom so many bytes are pending: who has it done at this moment.
     pub(crate) fn note_pending(&mut self, bytes: u64) {
         self.observed.note(&mut self.for_batch, bytes);
+        self.observed.note(&mut self.for_blocks, bytes);
     }
 
     /// What ending the batch changes.
@@ -170,6 +171,7 @@ impl State {
     fn write_out(&mut self) -> io::Result<()> {
         let pending = std::mem::take(&mut self.pending);
         let blocks = pending.blocks.len();
+        self.for_batch = std::mem::take(&mut self.for_blocks);
         let r = self.write_batch(blocks, |state| state.write_pending(&pending.discards, pending.blocks.iter(), &[]));
         if r.is_err() {
             // Nothing is written any more, and what was accepted reads as it was written.
@@ -187,12 +189,15 @@ impl State {
         }
         self.find_holes()?;
         let (patches, whole) = self.pending.patches();
+        if patches.is_empty() && whole.is_empty() && self.pending.discards.is_empty() {
+            return Ok(true);
+        }
         let bytes: usize = patches.iter().map(|(_, patch)| patch.bytes()).sum();
         // In all that is more than the blocks alone, but these are written again and again.
         let saves = bytes + BLOCK_BYTES <= patches.len() * BLOCK_BYTES;
         let change = Change { bytes: (SUMMARY_BYTES + bytes) as u64 + 64 * patches.len() as u64, ..Change::default() };
         let room = self.store.available() >= self.need(self.pending_change().and(change), Level::Takes);
-        if !room || !(saves || patches.is_empty() && whole.is_empty() && self.pending.discards.is_empty()) {
+        if !room || !saves {
             return Ok(false);
         }
         let mut pending = std::mem::take(&mut self.pending);
@@ -205,7 +210,9 @@ impl State {
         self.pending = pending;
         self.fatal(r)?;
         self.patched += patches.len() as u64;
-        self.note_pending(0);
+        if self.pending.is_empty() {
+            self.for_blocks = ForWhom::default();
+        }
         if self.checkpoint_is_due() {
             self.checkpoint()?;
         }

@@ -121,7 +121,8 @@ impl ImageStore {
     /// Opens the store on a device.
     ///
     /// # Errors
-    /// `InvalidData` if neither superblock is whole, `InvalidInput` if the device is shorter than they say.
+    /// `InvalidData` if neither superblock is whole, `InvalidInput` if the device is shorter than they say; the device's if one of them cannot be read,
+    /// because that one may be the newer.
     pub fn open(device: Arc<dyn Device>) -> io::Result<Self> {
         Self::open_observed(device, &Observed::default())
     }
@@ -140,7 +141,11 @@ impl ImageStore {
             match newest_superblock(&device, offset) {
                 Ok(sb) if best.as_ref().is_none_or(|(b, _)| b.sequence < sb.sequence) => best = Some((sb, copy)),
                 Ok(_) => {}
-                Err(e) => error = e,
+                Err(e) if matches!(e.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => error = e,
+                Err(e) => {
+                    let what = format!("superblock {} cannot be read, and it may be the newer one: {e}", copy + 1);
+                    return Err(io::Error::new(e.kind(), what));
+                }
             }
         }
         let Some((sb, copy)) = best else { return Err(error) };
@@ -263,13 +268,13 @@ fn newest_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock>
 }
 
 fn read_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock> {
-    let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    device.read_at(IoKind::Super, offset, &mut bytes)?;
-    // The older one would be taken instead: if only this read was wrong, that is not to be.
-    Superblock::decode(&bytes).or_else(|_| {
+    let read = || {
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
         device.read_at(IoKind::Super, offset, &mut bytes)?;
         Superblock::decode(&bytes)
-    })
+    };
+    // The older one would be taken instead: if only this read was wrong, that is not to be.
+    read().or_else(|_| read())
 }
 
 impl SegmentStore for ImageStore {

@@ -1,7 +1,7 @@
 //! Devices that break in one place, and what is left of earlier disks.
 
 use cffs_device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions, UnreadableEnd};
+use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions, UnreadableEnd, rebuild, recover_image};
 use std::io;
 use std::sync::Arc;
 
@@ -266,4 +266,40 @@ fn a_write_that_fails_after_it_was_accepted_is_told_by_every_flush() {
     drop(disk);
     let disk = open(device).unwrap();
     assert!((0..5).all(|i| read(&disk, i).unwrap()[0] == 1));
+}
+
+/// The older one of two superblocks says nothing of what was written since the mount.
+#[test]
+fn a_newer_superblock_that_is_lost_is_not_passed_over() {
+    let device = Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)));
+    let disk = format(device.clone());
+    write(&disk, 0, 1);
+    disk.finish().unwrap();
+    let disk = open(device.clone()).unwrap();
+    write(&disk, 0, 2);
+    disk.flush().unwrap();
+    let sequence = |offset: u64| {
+        let mut bytes = [0; 512];
+        device.read_at(IoKind::Super, offset, &mut bytes).unwrap();
+        u64::from_le_bytes(bytes[32..40].try_into().unwrap())
+    };
+    let superblocks = [0, 64 << 10];
+    let newer = superblocks.into_iter().max_by_key(|offset| sequence(*offset)).unwrap();
+    for offset in superblocks {
+        let broken = Arc::new(FailingDevice::new(Arc::new(device.duplicate())));
+        broken.set(Operation::Read, Fault::from_now_on().in_range(offset, offset + 512));
+        let error = open(broken.clone()).expect_err("which one is newer cannot be known");
+        assert!(error.to_string().contains("cannot be read, and it may be the newer one"), "{error}");
+        // One read that fails is tried again.
+        let again = Arc::new(FailingDevice::new(Arc::new(device.duplicate())));
+        again.set(Operation::Read, Fault::nth(0).in_range(offset, offset + 512));
+        assert_eq!(read(&open(again).unwrap(), 0).unwrap(), [2; BLOCK_BYTES]);
+    }
+    let rotten = Arc::new(device.duplicate());
+    rotten.write_at(IoKind::Super, newer, &[0x5a; 512]).unwrap();
+    let error = open(rotten.clone()).expect_err("what was flushed is lost silently");
+    assert!(error.to_string().contains("which is lost: root"), "{error}");
+    let report = rebuild(Arc::new(recover_image(rotten.clone()).unwrap()), &options()).unwrap();
+    assert!(report.from_checkpoint, "{report:?}");
+    assert_eq!(read(&open(rotten).unwrap(), 0).unwrap(), [2; BLOCK_BYTES]);
 }
