@@ -103,6 +103,13 @@ pub trait Device: Send + Sync {
             None => range,
         }
     }
+    /// Told by a file system that so many bytes are worth one request: what it would read for one block, where it lies together. A hint for a device
+    /// that has its own order of what it stores.
+    fn note_group(&self, bytes: u64) {
+        if let Some(d) = self.below() {
+            d.note_group(bytes);
+        }
+    }
     /// Copies that the device keeps of each byte: 1 where it is no mirror. A copy may be missing or out of date at times.
     fn copies(&self) -> usize {
         1

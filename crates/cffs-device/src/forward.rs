@@ -47,6 +47,9 @@ macro_rules! forward {
             fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
                 (**self).together(offset, range)
             }
+            fn note_group(&self, bytes: u64) {
+                (**self).note_group(bytes)
+            }
             fn copies(&self) -> usize {
                 (**self).copies()
             }
@@ -108,9 +111,10 @@ mod tests {
     use super::*;
     use crate::observed::Disk;
     use crate::{CountingDevice, FailingDevice, MemoryDevice, StoppableDevice};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Answers everything that can be asked otherwise than the trait does by itself.
-    struct Odd(MemoryDevice);
+    struct Odd(MemoryDevice, Arc<AtomicU64>);
 
     const SPACE: DeviceSpace = DeviceSpace { total: 9, free: 8, unit: 512, unit_cost: 513, keeps_old: true };
 
@@ -141,6 +145,9 @@ mod tests {
         }
         fn together(&self, offset: u64, _: Range<u64>) -> Range<u64> {
             offset..offset + 1
+        }
+        fn note_group(&self, bytes: u64) {
+            self.1.store(bytes, Ordering::Relaxed);
         }
         fn copies(&self) -> usize {
             3
@@ -184,7 +191,8 @@ mod tests {
     /// A wrapper that forgets a question would give the answer of the trait, and nobody would notice.
     #[test]
     fn a_wrapper_answers_as_the_device_below() {
-        let odd = || Odd(MemoryDevice::new(1 << 20));
+        let told = Arc::new(AtomicU64::new(0));
+        let odd = || Odd(MemoryDevice::new(1 << 20), told.clone());
         let wrappers: [(&str, Box<dyn Device>); 6] = [
             ("the device itself", Box::new(odd())),
             ("a pointer", Box::new(Arc::new(odd()))),
@@ -197,6 +205,9 @@ mod tests {
             assert_eq!((d.len(), d.sector_size(), d.max_request(), d.width()), (1 << 20, 4096, 4096, 5), "{name}");
             assert_eq!((d.takes(&[]), d.can_discard(), d.read_only(), d.stripe()), (false, false, true, 6), "{name}");
             assert_eq!((d.together(7, 0..99), d.space(), d.atomic_max()), (7..8, Some(SPACE), 77), "{name}");
+            told.store(0, Ordering::Relaxed);
+            d.note_group(8);
+            assert_eq!(told.load(Ordering::Relaxed), 8, "{name}");
             let mut buf = [9; 2];
             d.read_copy(IoKind::Data, 2, 0, &mut buf).unwrap();
             assert_eq!((d.copies(), buf, d.repair(IoKind::Data, 0, 0, &[]).unwrap()), (3, [2; 2], false), "{name}");

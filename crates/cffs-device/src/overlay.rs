@@ -181,6 +181,10 @@ impl Device for OverlayDevice {
         self.inner.together(offset, range)
     }
 
+    fn note_group(&self, bytes: u64) {
+        self.inner.note_group(bytes);
+    }
+
     fn space(&self) -> Option<DeviceSpace> {
         self.inner.space()
     }

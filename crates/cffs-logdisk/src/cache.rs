@@ -1,5 +1,7 @@
 //! Clean nodes in memory, as many as fit a bound.
 
+use crate::around::Around;
+use crate::tree::NODE_BYTES;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +18,12 @@ pub(crate) struct NodeCache {
     half: usize,
     /// Leaves that were asked for last.
     asked: VecDeque<NodeKey>,
+    /// What was read around nodes: a checkpoint stores neighbours side by side.
+    around: Arc<Around>,
 }
+
+/// Bytes that are kept of what was read around nodes, at most.
+const AROUND_BYTES: usize = 2 << 20;
 
 /// How many readers can go on in order at a time.
 const READERS: usize = 16;
@@ -24,7 +31,9 @@ const READERS: usize = 16;
 impl NodeCache {
     /// A cache of at most `nodes` nodes.
     pub(crate) fn new(nodes: usize) -> Self {
-        NodeCache { young: HashMap::new(), old: HashMap::new(), half: (nodes / 2).max(8), asked: VecDeque::new() }
+        let (young, old, asked) = Default::default();
+        let around = Arc::new(Around::new(AROUND_BYTES.min(nodes * NODE_BYTES / 2)));
+        NodeCache { young, old, half: (nodes / 2).max(8), asked, around }
     }
 
     pub(crate) fn get<T: Send + Sync + 'static>(&mut self, key: NodeKey) -> Option<Arc<T>> {
@@ -38,6 +47,11 @@ impl NodeCache {
 
     pub(crate) fn put<T: Send + Sync + 'static>(&mut self, key: NodeKey, node: Arc<T>) {
         self.put_any(key, node);
+    }
+
+    /// What was read around nodes.
+    pub(crate) fn around(&self) -> Arc<Around> {
+        self.around.clone()
     }
 
     /// Notes a leaf that is asked for.

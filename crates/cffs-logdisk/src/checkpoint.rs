@@ -204,6 +204,12 @@ impl State {
         Ok(Record { fields, table, newly_dead })
     }
 
+    /// Whether another checkpoint would store nothing but what the last one has.
+    pub(crate) fn is_stored(&self) -> bool {
+        let is_changed = self.dirtied > 0 || !self.frozen.is_empty() || !self.catalog.dirty.is_empty();
+        self.record.is_some() && self.log.since_checkpoint == 0 && !is_changed && !*self.flush_failed.lock()
+    }
+
     /// Makes a checkpoint. What is pending is not part of it, unless batches have patches of it, which recovery would not see any more.
     pub(crate) fn checkpoint(&mut self) -> io::Result<()> {
         self.check()?;

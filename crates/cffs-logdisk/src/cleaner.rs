@@ -20,6 +20,9 @@ use std::io;
 
 /// Rounds without gain after which a writer gives up. A round may empty a segment only in part.
 const STALLED_ROUNDS_MAX: u32 = 24;
+/// Segments' worth of bytes that a round copies for somebody who waits.
+const FEW_SEGMENTS: u64 = 2;
+const MANY_SEGMENTS: u64 = 8;
 /// Most segments cleaned in one round.
 const ROUND_SEGMENTS_MAX: usize = 32;
 /// Most bytes copied in one round, which are in memory at once, and a segment's more.
@@ -275,20 +278,26 @@ impl State {
         let observed = self.observed.clone();
         let _clean = observed.work_for_all(Work::Clean);
         let segment = self.store.segment_bytes();
+        // Few at a time, because of what is left for later more will have died; many where a few gain nothing.
+        let mut few = FEW_SEGMENTS;
         // A checkpoint stores all nodes that have changed, so it had better be for many rounds.
         while self.store.available() < self.need(change, level) && !self.is_dirty() {
-            let Some(bounds) = self.round_bounds().map(|b| b.at_most(2 * segment)) else { break };
+            let Some(bounds) = self.round_bounds() else { break };
+            let many = bounds.at_most(MANY_SEGMENTS * segment);
             let before = self.store.available();
-            match self.checkpoint_pays(bounds.bytes) {
+            match self.checkpoint_pays(many.bytes) {
                 (_, true) => self.checkpoint()?,
                 (true, false) => {
-                    self.clean_round(self.options.policy, bounds)?;
+                    self.clean_round(self.options.policy, many)?;
                     self.checkpoint()?;
                 }
-                (false, false) => self.clean_at_once(bounds)?,
+                (false, false) => self.clean_at_once(bounds.at_most(few * segment))?,
             }
             if self.store.available() <= before {
-                break;
+                if few == MANY_SEGMENTS {
+                    break;
+                }
+                few = MANY_SEGMENTS;
             }
         }
         if self.store.available() >= self.need(change, level) {
@@ -303,7 +312,7 @@ impl State {
             let damaged = self.damaged.len() + self.poor.len();
             let roomy = stalled == 0 && bounds.bytes >= 2 * segment;
             let policy = if roomy { self.options.policy } else { CleanPolicy::Greedy };
-            let moved = self.clean_round(policy, bounds.at_most(8 * segment))?;
+            let moved = self.clean_round(policy, bounds.at_most(MANY_SEGMENTS * segment))?;
             if moved.segments == 0 && self.damaged.len() + self.poor.len() > damaged {
                 continue;
             }

@@ -585,6 +585,10 @@ impl Device for BranchDevice {
         self.shared.serve(&self.work, |shared| shared.read_batch(requests, &pieces))
     }
 
+    fn note_group(&self, bytes: u64) {
+        self.shared.note_group(bytes);
+    }
+
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
         let pieces = |state: &State, first, blocks| state.branch_pieces(self.branch, first, blocks);
         self.shared.serve(&self.work, |shared| shared.together(offset, range, &pieces))
@@ -652,6 +656,10 @@ impl Device for LogDisk {
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.shared.read_batch(requests, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
+    }
+
+    fn note_group(&self, bytes: u64) {
+        self.shared.note_group(bytes);
     }
 
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
@@ -753,6 +761,10 @@ impl Device for SnapshotDevice {
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
         self.shared.serve(&self.work, |shared| shared.read_batch(requests, &pieces))
+    }
+
+    fn note_group(&self, bytes: u64) {
+        self.shared.note_group(bytes);
     }
 
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {

@@ -12,6 +12,7 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
+//! - `around`: what lies around what is read, for the reads after it.
 //! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `mend`: moves what damaged summaries do not describe; `survey`, `rebuild`, `remains`: the disk from its
 //!   segments alone.
 //! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device, `shared`: what its branches and snapshots have in common; `stream`: snapshots
@@ -41,6 +42,7 @@
 #[cfg(shuttle)]
 extern crate cffs_shuttle as parking_lot;
 
+mod around;
 mod batch;
 mod cache;
 mod catalog;

@@ -1,5 +1,6 @@
 //! Reading: where the blocks of a range are, and fetching them.
 
+use crate::around::Around;
 use crate::batch::{Logical, verify_payload};
 use crate::codec::corrupt;
 use crate::compress::decompress;
@@ -7,8 +8,9 @@ use crate::copies::{get_right, take_right};
 use crate::extent::{BLOCK_BYTES, Codec, Extent};
 use crate::layouts::MapLayout;
 use crate::state::State;
-use crate::store::{Get, SegmentStore};
+use crate::store::{Get, SegmentId, SegmentStore};
 use crate::tree::{Root, lookup_extents};
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
@@ -83,11 +85,21 @@ impl State {
 
     /// One block of a branch.
     pub(crate) fn read_block(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
-        match self.branch_pieces(branch, block, 1)?.pop() {
-            None => Ok(vec![0; BLOCK_BYTES].into_boxed_slice()),
-            Some(Piece { content: Content::Memory(data), .. }) => Ok(data),
-            Some(Piece { content: Content::Stored(e), .. }) => Ok(fetch(&*self.store, &e)?.into_boxed_slice()),
-        }
+        let pieces = self.branch_pieces(branch, block, 1)?;
+        let reader = Reader { store: &*self.store, around: &self.around, used: self.used_of(&pieces) };
+        let mut data = vec![0; BLOCK_BYTES].into_boxed_slice();
+        fetch_pieces(&reader, pieces, &mut data)?;
+        Ok(data)
+    }
+
+    /// How much is written of the segments that pieces are in.
+    pub(crate) fn used_of(&self, pieces: &[Piece]) -> BTreeMap<SegmentId, u64> {
+        let segment = |p: &Piece| match &p.content {
+            Content::Stored(e) => Some(e.place.segment),
+            Content::Memory(_) => None,
+        };
+        let used = |id| Some((id, u64::from(self.usage.table.get(&id)?.used)));
+        pieces.iter().filter_map(segment).filter_map(used).collect()
     }
 }
 
@@ -106,6 +118,14 @@ fn visible(piece: Piece, shown: impl Fn(usize) -> bool) -> Vec<Piece> {
         i = end;
     }
     parts
+}
+
+/// Reads segments.
+pub(crate) struct Reader<'a> {
+    pub(crate) store: &'a dyn SegmentStore,
+    pub(crate) around: &'a Around,
+    /// Bytes that are written of them.
+    pub(crate) used: BTreeMap<SegmentId, u64>,
 }
 
 /// The blocks of an extent, verified.
@@ -234,6 +254,14 @@ impl Fetch {
         true
     }
 
+    /// Reads it once more, alone.
+    fn read_again(&mut self, store: &dyn SegmentStore, out: &mut [u8]) -> io::Result<()> {
+        let (first, blocks) = (self.first(), self.blocks());
+        let target =
+            if self.is_direct { &mut out[first * BLOCK_BYTES..][..blocks * BLOCK_BYTES] } else { &mut self.stored };
+        store.get(self.extents[0].1.place.segment, self.range.start, target)
+    }
+
     /// Puts what was read where it belongs, verified.
     fn finish(&mut self, store: &dyn SegmentStore, out: &mut [u8]) -> io::Result<()> {
         for (first, e) in &self.extents {
@@ -252,7 +280,7 @@ impl Fetch {
 }
 
 /// Fetches the pieces into `out`, which is zero, with as many requests in flight as the store can have.
-pub(crate) fn fetch_pieces(store: &dyn SegmentStore, mut pieces: Vec<Piece>, out: &mut [u8]) -> io::Result<()> {
+pub(crate) fn fetch_pieces(reader: &Reader<'_>, mut pieces: Vec<Piece>, out: &mut [u8]) -> io::Result<()> {
     pieces.sort_by_key(|p| p.first);
     let (mut fetches, mut in_memory): (Vec<Fetch>, u64) = (Vec::new(), 0);
     for Piece { first, content } in pieces {
@@ -267,7 +295,7 @@ pub(crate) fn fetch_pieces(store: &dyn SegmentStore, mut pieces: Vec<Piece>, out
                     }
                 }
                 if in_memory >= UNITS_BYTES {
-                    fetch_all(store, std::mem::take(&mut fetches), out)?;
+                    fetch_all(reader, std::mem::take(&mut fetches), out)?;
                     in_memory = 0;
                 }
                 let fetch = Fetch::new(first, e);
@@ -276,10 +304,10 @@ pub(crate) fn fetch_pieces(store: &dyn SegmentStore, mut pieces: Vec<Piece>, out
             }
         }
     }
-    fetch_all(store, fetches, out)
+    fetch_all(reader, fetches, out)
 }
 
-fn fetch_all(store: &dyn SegmentStore, mut fetches: Vec<Fetch>, out: &mut [u8]) -> io::Result<()> {
+fn fetch_all(reader: &Reader<'_>, mut fetches: Vec<Fetch>, out: &mut [u8]) -> io::Result<()> {
     let mut parts = Vec::with_capacity(fetches.len());
     let (mut rest, mut done) = (&mut *out, 0);
     for f in &mut fetches {
@@ -298,6 +326,18 @@ fn fetch_all(store: &dyn SegmentStore, mut fetches: Vec<Fetch>, out: &mut [u8]) 
     if parts.is_empty() {
         return Ok(());
     }
-    store.get_all(&mut parts)?;
-    fetches.iter_mut().try_for_each(|f| f.finish(store, out))
+    let used = |id: SegmentId| reader.used.get(&id).copied();
+    let kept = reader.around.get_all(reader.store, &used, &mut parts)?;
+    for (f, kept) in fetches.iter_mut().zip(kept) {
+        match f.finish(reader.store, out) {
+            // What is kept of a device may have been wrong once.
+            Err(_) if kept => {
+                reader.around.forget(f.extents[0].1.place.segment);
+                f.read_again(reader.store, out)?;
+                f.finish(reader.store, out)?;
+            }
+            done => done?,
+        }
+    }
+    Ok(())
 }

@@ -107,7 +107,7 @@ mod tests {
         }
         // An older checkpoint would do, as long as it is among those that are tried.
         for _ in 0..6 {
-            disk.checkpoint().unwrap();
+            disk.lock().checkpoint().unwrap();
         }
         assert!(!disk.check(false).unwrap().is_empty());
         (now, then, store)

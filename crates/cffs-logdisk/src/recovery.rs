@@ -8,6 +8,7 @@
 //! acknowledged. Who opens the disk may say that it is to go on without it; then the segment is left alone from then on. Then the entries are applied, as
 //! they were the first time.
 
+use crate::around::{Around, KEPT_BYTES};
 use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Logical, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, MAIN_BRANCH};
@@ -41,6 +42,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
     State {
         options: options.clone(),
         cache: Mutex::new(NodeCache::new(options.cache_nodes.max(16))),
+        around: Arc::new(Around::new(KEPT_BYTES)),
         store,
         logical_bytes: 0,
         log,

@@ -1,11 +1,12 @@
 //! What all devices of a log disk do: reading, accepting writes, flushing.
 
+use crate::around::Around;
 use crate::batch::Logical;
 use crate::catalog::MAIN_BRANCH;
 use crate::covered::Covered;
 use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::options::Compression;
-use crate::read::{Piece, fetch_pieces, together};
+use crate::read::{Piece, Reader, fetch_pieces, together};
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     /// The lock of the same name in the state, without it.
     pub(crate) readers: Arc<RwLock<()>>,
     pub(crate) store: Arc<dyn SegmentStore>,
+    /// That of the state, without its lock.
+    around: Arc<Around>,
     pub(crate) len: u64,
     /// Bytes that are accepted at once: what stays free is for as many, wherever their blocks are.
     pub(crate) atomic_max: usize,
@@ -151,11 +154,11 @@ fn blocks_of(offset: u64, bytes: usize) -> (u64, u64) {
 impl Shared {
     pub(crate) fn new(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
-        let flush_failed = state.flush_failed.clone();
+        let (flush_failed, around) = (state.flush_failed.clone(), state.around.clone());
         let (known, atomic_max) = (Mutex::new(Known::of(&state)), state.atomic_max());
         let (state, flushing) = (Mutex::new(state), Mutex::new(()));
         let (observed, discarding) = Default::default();
-        Shared { state, flushing, flush_failed, observed, discarding, readers, store, len, atomic_max, known }
+        Shared { state, flushing, flush_failed, observed, discarding, readers, store, around, len, atomic_max, known }
     }
 
     pub(crate) fn lock(&self) -> StateGuard<'_> {
@@ -232,12 +235,19 @@ impl Shared {
             }
             blocks += (end - first) as usize;
         }
+        let used = state.used_of(&pieces);
         // Taken before the state is let go: no segment that was found is deleted in between.
         let _reading = self.readers.read();
         drop(state);
         let mut data = vec![0; blocks * BLOCK_BYTES];
-        fetch_pieces(&*self.store, pieces, &mut data)?;
+        fetch_pieces(&Reader { store: &*self.store, around: &self.around, used }, pieces, &mut data)?;
         Ok(data)
+    }
+
+    /// See [`cffs_device::Device::note_group`]. Of a group of nodes a quarter suffices: they are close together.
+    pub(crate) fn note_group(&self, bytes: u64) {
+        self.around.set_chunk(bytes);
+        self.state.lock().cache.lock().around().set_chunk(bytes / 4);
     }
 
     /// See [`Device::together`]; what is not known is together.
@@ -365,6 +375,9 @@ impl Shared {
     pub(crate) fn checkpoint(&self) -> io::Result<()> {
         let mut state = self.lock();
         state.seal()?;
+        if state.is_stored() {
+            return state.check();
+        }
         state.ensure_room(Change::default(), Level::Accepted)?;
         state.checkpoint()
     }

@@ -1,5 +1,6 @@
 //! The disk in memory, and what each entry of a batch does to it. Recovery does the same with the entries it finds.
 
+use crate::around::Around;
 use crate::batch::{Entry, Logical, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, NO_SNAPSHOT, Snapshot};
@@ -28,6 +29,8 @@ pub(crate) struct State {
     pub(crate) options: LogOptions,
     pub(crate) store: Arc<dyn SegmentStore>,
     pub(crate) cache: Mutex<NodeCache>,
+    /// What was read of segments around what was asked for.
+    pub(crate) around: Arc<Around>,
     /// Bytes of logical space of each branch.
     pub(crate) logical_bytes: u64,
     /// The map was made anew, and what is lost is not marked yet.

@@ -9,7 +9,7 @@ use crate::codec::{corrupt, crc32c};
 use crate::copies::{get_right, take_right};
 use crate::extent::Birth;
 use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
-use crate::store::{SegmentId, SegmentStore};
+use crate::store::{Get, SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
 use parking_lot::Mutex;
 use std::cell::RefCell;
@@ -57,9 +57,20 @@ impl Source for Nodes<'_> {
             return Ok(node);
         }
         let (segment, _, offset) = self.locate(r)?;
-        let mut bytes = vec![0; NODE_BYTES];
-        // If it is right in no copy, what is wrong is said below.
-        get_right(self.store, segment, u64::from(offset), &mut bytes, &mut |b| crc32c(b) == r.crc)?;
+        let (mut bytes, start) = (vec![0; NODE_BYTES], u64::from(offset));
+        let around = self.cache.lock().around();
+        let used = |id: SegmentId| self.table.get(&id).map(|info| u64::from(info.used));
+        let mut is_right = |b: &[u8]| crc32c(b) == r.crc;
+        match around.get_all(self.store, &used, &mut [Get { segment, offset: start, buf: &mut bytes }]) {
+            Ok(_) if is_right(&bytes) => {}
+            // If it is right in no copy, what is wrong is said below.
+            Ok(_) => {
+                around.forget(segment);
+                get_right(self.store, segment, start, &mut bytes, &mut is_right)?;
+            }
+            Err(e) if !take_right(self.store, segment, start, &mut bytes, &mut is_right) => return Err(e),
+            Err(_) => {}
+        }
         let node = Arc::new(node_of(&NodeRef { segment, offset, ..*r }, &bytes, level)?);
         self.cache.lock().put(key, node.clone());
         Ok(node)
@@ -75,7 +86,8 @@ impl Source for Nodes<'_> {
             let goes_on = before.is_some_and(|r| cache.was_asked((r.segment, r.ordinal)));
             cache.note_asked((first.segment, first.ordinal));
             let known = cache.get::<Node<L>>((first.segment, first.ordinal)).is_some();
-            if known || !goes_on || !self.table.contains_key(&first.segment) {
+            let is_kept = || cache.around().has(first.segment, u64::from(first.offset), NODE_BYTES as u64);
+            if known || !goes_on || !self.table.contains_key(&first.segment) || is_kept() {
                 return;
             }
         }

@@ -62,6 +62,7 @@ const LOGDISK: &[&Layer] = &[
     &["batch", "cache"],
     &["layouts"],
     &["tree", "compress"],
+    &["around"],
     &["extent", "options", "copies"],
     &["store"],
     &["codec"],

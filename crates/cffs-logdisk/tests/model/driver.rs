@@ -82,6 +82,7 @@ impl Driver {
         let image = ImageOptions { uuid: [7; 16], slot_bytes: config.slot_bytes };
         let store = Arc::new(ImageStore::format(device.clone(), &image).unwrap());
         let disk = LogDisk::format(store, config.blocks * BLOCK_BYTES as u64, &config.options).unwrap();
+        disk.note_group(config.slot_bytes / 4);
         let mut model = Model::default();
         model.branches.insert(MAIN_BRANCH, Arc::new(vec![0; config.blocks as usize * SECTORS_PER_BLOCK]));
         Driver {
@@ -348,7 +349,9 @@ impl Driver {
 
     fn open(&self, device: &Arc<CrashDevice>, options: &LogOptions) -> LogDisk {
         let store = Arc::new(ImageStore::open(device.clone()).unwrap());
-        LogDisk::open(store, options).unwrap()
+        let disk = LogDisk::open(store, options).unwrap();
+        disk.note_group(self.config.slot_bytes / 4);
+        disk
     }
 
     /// A crash, perhaps several during recovery, and what is found then.

@@ -145,6 +145,7 @@ fn two_writers_are_noticed() {
     let (store, disk) = small();
     let other = LogDisk::open(store, &LogOptions::default()).unwrap();
     other.checkpoint().unwrap();
+    disk.write_at(IoKind::Data, 0, &[1; 4096]).unwrap();
     assert!(disk.checkpoint().is_err(), "the root belongs to somebody else by now");
     assert!(disk.write_at(IoKind::Data, 0, &[1; 4096]).is_err());
 }

@@ -3,6 +3,7 @@
 use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use cffs_logdisk::{BLOCK_BYTES, Compression, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -39,6 +40,98 @@ fn nodes_that_lie_side_by_side_come_in_one_request() {
     let nodes = reads() - before - blocks;
     // A leaf has 2 MiB at most, and leaves that grew in order are half full.
     assert!((1..=6).contains(&nodes), "{nodes} requests for the nodes of 32 MiB");
+}
+
+#[test]
+fn what_was_written_together_is_read_together_wherever_it_belongs() {
+    let (device, disk) = disk(64 << 20);
+    let place = |n: u64| n * 5000;
+    (0..64).for_each(|n| write(&disk, place(n), 1));
+    disk.checkpoint().unwrap();
+    drop(disk);
+    let requests = |group: u64| {
+        let disk = LogDisk::open(Arc::new(ImageStore::open(device.clone()).unwrap()), &LogOptions::default()).unwrap();
+        disk.note_group(group);
+        let reads = || device.snapshot().all().read_requests;
+        let before = reads();
+        let mut buf = vec![0; BLOCK_BYTES];
+        for n in (0..64).map(|n| n * 37 % 64) {
+            disk.read_at(IoKind::Data, place(n) * BLOCK, &mut buf).unwrap();
+            assert!(buf.iter().all(|b| *b == place(n) as u8), "block {n}");
+        }
+        reads() - before
+    };
+    assert!(requests(0) >= 64, "nobody has said what a request is worth");
+    assert!((1..=8).contains(&requests(256 << 10)));
+}
+
+#[test]
+fn what_the_device_gives_wrong_once_is_read_again() {
+    let (device, disk) = disk(64 << 20);
+    (0..64).for_each(|n| write(&disk, n * 5000, 1));
+    disk.checkpoint().unwrap();
+    drop(disk);
+    let flips = Arc::new(Flips(device, AtomicBool::new(false)));
+    let disk = LogDisk::open(Arc::new(ImageStore::open(flips.clone()).unwrap()), &LogOptions::default()).unwrap();
+    disk.note_group(64 << 10);
+    let mut buf = vec![0; BLOCK_BYTES];
+    for n in [5, 30, 25, 26] {
+        // The second miss in a part of the log reads all of it.
+        flips.1.store(n == 25, Ordering::Relaxed);
+        disk.read_at(IoKind::Data, n * 5000 * BLOCK, &mut buf).unwrap();
+        assert!(buf.iter().all(|b| *b == (n * 5000) as u8), "block {n}");
+        assert!(!flips.1.load(Ordering::Relaxed), "no long request at {n}");
+    }
+}
+
+/// Gives what the next long request reads wrong, if that is wanted.
+struct Flips(Counted, AtomicBool);
+
+impl Device for Flips {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.0.sector_size()
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.0.read_vectored(kind, offset, bufs)?;
+        if bufs.iter().any(|b| b.len() > BLOCK_BYTES) && self.1.swap(false, Ordering::Relaxed) {
+            bufs.iter_mut().for_each(|b| b.fill(0x77));
+        }
+        Ok(())
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.0.write_vectored(kind, offset, bufs)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.discard(offset, len)
+    }
+}
+
+#[test]
+fn a_checkpoint_after_a_checkpoint_writes_nothing() {
+    let (device, disk) = disk(64 << 20);
+    write(&disk, 7, 100);
+    disk.checkpoint().unwrap();
+    let writes = || device.snapshot().all().write_requests;
+    let before = writes();
+    disk.checkpoint().unwrap();
+    assert_eq!(writes(), before);
+    write(&disk, 7, 1);
+    disk.checkpoint().unwrap();
+    assert!(writes() > before);
+    // Also what only memory has is a change.
+    let id = disk.snapshot(0, "s").unwrap();
+    disk.checkpoint().unwrap();
+    let before = writes();
+    disk.delete_snapshot(id).unwrap();
+    while disk.delete_step(10).unwrap() {}
+    disk.checkpoint().unwrap();
+    assert!(writes() > before);
 }
 
 /// As a file system with fragments of a quarter of a block writes small files one after the other, each with a flush.

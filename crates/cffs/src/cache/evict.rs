@@ -13,6 +13,12 @@ const EVICT_DIVISOR: usize = 8;
 /// Blocks that one call looks at. If all of them stay, most of the cache is pinned.
 const EVICT_LOOKS: usize = 16_384;
 
+/// How many blocks of a part with so many are looked at in this turn. A part with few has none in most turns: otherwise the hand would come
+/// to each of them more often than to those of other parts, and a block that is used now and then would not stay.
+fn share(blocks: usize, turn: usize) -> usize {
+    if blocks < EVICT_DIVISOR { usize::from(turn % EVICT_DIVISOR < blocks) } else { blocks.div_ceil(EVICT_DIVISOR) }
+}
+
 impl Cache {
     /// Blocks that may be cached now. At least an eighth of the limit is left, however much data is dirty.
     fn allowed_blocks(&self) -> usize {
@@ -30,16 +36,16 @@ impl Cache {
             if looks == 0 || self.blocks.load(Ordering::Relaxed) <= allowed {
                 return;
             }
-            let at = self.hand.fetch_add(1, Ordering::Relaxed) & (SHARDS - 1);
-            if let Some(shard) = self.shards[at].shard.try_lock() {
-                looks -= self.evict_from(shard, allowed, looks);
+            let hand = self.hand.fetch_add(1, Ordering::Relaxed);
+            if let Some(shard) = self.shards[hand & (SHARDS - 1)].shard.try_lock() {
+                let share = share(shard.clock.len(), hand / SHARDS).min(looks);
+                looks -= self.evict_from(shard, allowed, share);
             }
         }
     }
 
-    /// Looks at the oldest blocks of a part, at most `most`; how many it looked at.
-    fn evict_from(&self, mut shard: MutexGuard<'_, Shard>, allowed: usize, most: usize) -> usize {
-        let share = shard.clock.len().div_ceil(EVICT_DIVISOR).min(most);
+    /// Looks at so many of the oldest blocks of a part, at most; how many it looked at.
+    fn evict_from(&self, mut shard: MutexGuard<'_, Shard>, allowed: usize, share: usize) -> usize {
         let mut steps = share;
         while steps > 0 && self.blocks.load(Ordering::Relaxed) > allowed {
             steps -= 1;
@@ -82,6 +88,20 @@ impl Cache {
             for a in gone {
                 self.drop_unheld(&mut shard, a);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hand_comes_to_each_block_equally_often_however_few_its_part_has() {
+        for blocks in 0..100 {
+            let looks: usize = (0..EVICT_DIVISOR).map(|turn| share(blocks, turn)).sum();
+            assert!((blocks..blocks + EVICT_DIVISOR).contains(&looks), "{looks} looks at {blocks} blocks");
+            assert!(blocks >= EVICT_DIVISOR || looks == blocks, "{looks} looks at {blocks} blocks");
         }
     }
 }

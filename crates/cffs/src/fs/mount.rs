@@ -260,6 +260,7 @@ impl Fs {
         let log_dev = log_dev.map(|d| traced(d, Place::LogDevice));
         let as_dyn = |d: &Arc<FsDevice>| -> Arc<dyn Device> { d.clone() };
         let log_dyn = log_dev.as_ref().map(as_dyn);
+        dev.note_group(1 << sb.group_shift);
         let replayed = recover(&*dev, log_dyn.as_deref(), &sb, &opts)?;
         let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), tracer, &sb, &opts)?;
 
