@@ -180,8 +180,8 @@ impl State {
         self.fatal(r)
     }
 
-    /// Ends the batch with patches of what is pending, if that is shorter and there is room. The blocks stay pending; those that are to be written whole
-    /// do not.
+    /// Ends the batch with patches of what is pending, if that is little and there is room. The blocks stay pending, because they are mostly written again
+    /// soon; those that are to be written whole do not.
     fn patch(&mut self) -> io::Result<bool> {
         let most = PATCHED_MAX.min(self.batch_max() / BLOCK_BYTES / 2).min(self.extents_max() / 2);
         if self.pending.blocks.len() > most || self.check().is_err() {
@@ -193,11 +193,9 @@ impl State {
             return Ok(true);
         }
         let bytes: usize = patches.iter().map(|(_, patch)| patch.bytes()).sum();
-        // In all that is more than the blocks alone, but these are written again and again.
-        let saves = bytes + BLOCK_BYTES <= patches.len() * BLOCK_BYTES;
         let change = Change { bytes: (SUMMARY_BYTES + bytes) as u64 + 64 * patches.len() as u64, ..Change::default() };
         let room = self.store.available() >= self.need(self.pending_change().and(change), Level::Takes);
-        if !room || !saves {
+        if !room {
             return Ok(false);
         }
         let mut pending = std::mem::take(&mut self.pending);
