@@ -283,15 +283,15 @@ impl State {
         // A checkpoint stores all nodes that have changed, so it had better be for many rounds.
         while self.store.available() < self.need(change, level) && !self.is_dirty() {
             let Some(bounds) = self.round_bounds() else { break };
-            let many = bounds.at_most(MANY_SEGMENTS * segment);
+            let (some, many) = (bounds.at_most(few * segment), bounds.at_most(MANY_SEGMENTS * segment));
             let before = self.store.available();
-            match self.checkpoint_pays(many.bytes) {
+            match self.checkpoint_pays(some.bytes) {
                 (_, true) => self.checkpoint()?,
                 (true, false) => {
                     self.clean_round(self.options.policy, many)?;
                     self.checkpoint()?;
                 }
-                (false, false) => self.clean_at_once(bounds.at_most(few * segment))?,
+                (false, false) => self.clean_at_once(some)?,
             }
             if self.store.available() <= before {
                 if few == MANY_SEGMENTS {

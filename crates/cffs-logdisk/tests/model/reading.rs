@@ -299,7 +299,7 @@ fn neighbours_come_with_one_request_whatever_their_form() {
 #[test]
 fn a_disk_says_what_lies_together() {
     let (_, disk) = disk(64 << 20);
-    write(&disk, 0, 64);
+    disk.write_at(IoKind::Data, 0, &[1; 64 * BLOCK_BYTES]).unwrap();
     write(&disk, 100, 1);
     disk.flush().unwrap();
     let together = |block: u64| {
