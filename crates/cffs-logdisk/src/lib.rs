@@ -64,6 +64,7 @@ mod mend;
 mod options;
 mod packer;
 mod patch;
+mod patches;
 mod pending;
 mod read;
 mod rebuild;

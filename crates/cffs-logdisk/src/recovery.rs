@@ -19,7 +19,7 @@ use crate::extent::{BLOCK_BYTES, Birth};
 use crate::layouts::MapLayout;
 use crate::log::Log;
 use crate::options::LogOptions;
-use crate::patch::Patches;
+use crate::patches::Patches;
 use crate::pending::Pending;
 use crate::recent::Recent;
 use crate::scan::{is_whole, patience, read_summary, read_wanted, search};

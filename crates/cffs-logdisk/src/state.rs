@@ -9,7 +9,7 @@ use crate::extent::{Birth, Codec, Extent, Place};
 use crate::layouts::{DeadKey, DeadListLayout, ForwardLayout, MapLayout};
 use crate::log::Log;
 use crate::options::LogOptions;
-use crate::patch::Patches;
+use crate::patches::Patches;
 use crate::pending::Pending;
 use crate::recent::Recent;
 use crate::store::{SegmentId, SegmentStore};
