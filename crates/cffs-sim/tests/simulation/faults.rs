@@ -83,7 +83,7 @@ fn whatever_the_device_of_a_log_disk_does() {
     for seed in (0..4).chain([6, 8, 1055, 1081]) {
         let (setup, ops) = (setup_on_log_disk(seed), operations(seed));
         let requests = requests(setup, &ops).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", show(&ops)));
-        for case in cases(setup, requests, seed).into_iter().step_by(5) {
+        for case in cases(setup, requests, seed).into_iter().step_by(4) {
             if let Err(e) = run(setup, &ops, case, &mut tally) {
                 panic!("--faults --only log --once --seed {seed}: {setup}\n{case}: {e}\n{}", show(&ops));
             }
