@@ -185,8 +185,13 @@ impl Inner {
         if is_over {
             chunk = wanted.start..chunk.end.max((at + 2) * self.chunk);
         }
-        let start = chunk.start / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        ranges.push((p.segment, start..chunk.end.min(used)));
+        let range = chunk.start / BLOCK_BYTES as u64 * BLOCK_BYTES as u64..chunk.end.min(used);
+        // One read of many pieces is not to bring more than is kept.
+        let bytes: u64 = ranges.iter().map(|(_, r)| r.end - r.start).sum();
+        if !ranges.is_empty() && bytes + (range.end - range.start) > self.kept_max as u64 {
+            return Plan::Alone;
+        }
+        ranges.push((p.segment, range));
         Plan::Chunk(ranges.len() - 1)
     }
 
@@ -320,6 +325,21 @@ mod tests {
         assert!(store.read(&around, 168 << 10, 4096, Some(USED)), "brings nothing");
         around.forget(store.1);
         assert!(store.read(&around, 4096, 4096, Some(USED)));
+    }
+
+    #[test]
+    fn one_read_of_many_pieces_brings_no_more_than_is_kept() {
+        let (store, around) = (Counted::new(), around());
+        let mut bufs = vec![[0; 4096]; 60];
+        let offset = |n: usize| n as u64 * (64 << 10) + 4096;
+        let get = |(n, buf)| Get { segment: store.1, offset: offset(n), buf };
+        let mut parts: Vec<Get<'_>> = bufs.iter_mut().map(|b| &mut b[..]).enumerate().map(get).collect();
+        let with_chunks = around.get_all(&store, &|_| Some(USED), &mut parts).unwrap();
+        assert_eq!(with_chunks.iter().filter(|with| **with).count(), (512 << 10) / (64 << 10));
+        drop(parts);
+        assert!(
+            bufs.iter().enumerate().all(|(n, buf)| buf.iter().zip(offset(n)..).all(|(b, at_byte)| *b == at(at_byte)))
+        );
     }
 
     #[test]

@@ -213,7 +213,7 @@ impl State {
     /// Makes a checkpoint. What is pending is not part of it, unless batches have patches of it, which recovery would not see any more.
     pub(crate) fn checkpoint(&mut self) -> io::Result<()> {
         self.check()?;
-        self.settle()?;
+        self.write_patched()?;
         // One that only makes cleaned segments free is a part of the cleaning.
         let _purpose = (Purpose::current() != Purpose::Clean).then(|| Purpose::Checkpoint.scope());
         let observed = self.observed.clone();

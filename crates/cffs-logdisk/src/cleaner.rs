@@ -269,7 +269,7 @@ impl State {
         if self.store.available() >= self.need(change, level) {
             return Ok(());
         }
-        self.settle()?;
+        self.write_patched()?;
         // Cleaning has just been tried in vain.
         let now = |s: &State| (s.log.sequence, s.usage.live, s.usage.newly_dead.len());
         if self.in_vain == Some(now(self)) {

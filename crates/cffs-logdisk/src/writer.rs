@@ -165,7 +165,7 @@ impl State {
     }
 
     /// Writes blocks whole of which batches have patches only. There is room: it was kept for them.
-    pub(crate) fn settle(&mut self) -> io::Result<()> {
+    pub(crate) fn write_patched(&mut self) -> io::Result<()> {
         if self.pending.patched { self.write_out() } else { Ok(()) }
     }
 
