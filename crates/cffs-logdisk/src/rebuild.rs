@@ -556,3 +556,54 @@ impl Maker {
         Ok(report)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::patch::Patch;
+    use crate::store::MemoryStore;
+    use crate::tree::NodeHead;
+
+    /// Whether a patch still counts after another entry.
+    fn counts_after(entry: &Entry) -> bool {
+        let store = Arc::new(MemoryStore::new(16 << 20, 1 << 20, true));
+        let mut maker = Maker::new(store, &LogOptions::default(), Lines::default(), u64::MAX);
+        for segment in [1, 2] {
+            let info = SegmentInfo { used: 1 << 20, ordinals: 256, live: 1 << 20, ..SegmentInfo::default() };
+            maker.state.usage.table.insert(segment, info);
+            maker.state.usage.live += info.live;
+        }
+        let at = Logical { branch: MAIN_BRANCH, block: 7 };
+        let birth = |segment, ordinal| Birth { segment, ordinal };
+        maker.apply_entry(&Entry::Write { at, version: 1, data: payload() }, birth(1, 0), 4096).unwrap();
+        let patch = Patch { crc: 1, parts: vec![(0, vec![1])] };
+        maker.apply_entry(&Entry::Patch { at, patch }, birth(1, 1), 0).unwrap();
+        maker.apply_entry(entry, birth(2, 0), 4096).unwrap();
+        !maker.state.patches.is_empty()
+    }
+
+    fn payload() -> Payload {
+        Payload { codec: Codec::Plain, blocks: 1, stored: BLOCK_BYTES as u32, crcs: vec![5] }
+    }
+
+    #[test]
+    fn patches_do_not_count_for_what_was_written_behind_them() {
+        let at = Logical { branch: MAIN_BRANCH, block: 7 };
+        let other = Logical { block: 8, ..at };
+        let copy = |segment| Entry::Remap {
+            at,
+            version: 1,
+            source: Birth { segment, ordinal: 0 },
+            mapped: 1,
+            data: payload(),
+        };
+        let head = NodeHead { tree: 1, level: 0, version: 1, key: [0; 28] };
+        assert!(counts_after(&copy(1)), "the cleaner moves what is patched");
+        assert!(!counts_after(&copy(9)), "what it has moved was written later, in a segment that is gone");
+        assert!(!counts_after(&Entry::Node { head, crc: 0 }), "a checkpoint");
+        assert!(!counts_after(&Entry::Record { stored: 100, crc: 0 }), "a checkpoint");
+        assert!(!counts_after(&Entry::Write { at, version: 2, data: payload() }));
+        assert!(!counts_after(&Entry::Discard { at, blocks: 1 }));
+        assert!(counts_after(&Entry::Write { at: other, version: 2, data: payload() }));
+    }
+}
