@@ -25,10 +25,12 @@ pub struct Args {
     operations: u64,
 }
 
-/// Every operation that fsx 0.3 knows. Sizes up to several blocks and beyond a group, in a file of at most 1 MiB.
+/// Every operation that fsx 0.3 knows. Sizes up to several blocks and beyond a group, in a file of at most 1 MiB. None is of no bytes: fsx
+/// takes it for a failure that posix_fallocate(3) refuses that, as it has to.
 const CONFIGURATION: &str = "\
 flen = 1048576
 [opsize]
+min = 1
 max = 131072
 [weights]
 close_open = 2
