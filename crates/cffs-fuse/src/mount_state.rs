@@ -389,6 +389,8 @@ fn log_disk_stats(disk: &LogDisk) -> serde_json::Value {
         "cached_nodes": s.cached_nodes,
         "damaged_segments": s.damaged_segments,
         "forwards": s.forwards,
+        "failed_discards": s.failed_discards,
+        "patches": s.patches,
     })
 }
 
