@@ -92,14 +92,14 @@ impl State {
         Ok(data)
     }
 
-    /// How much is written of the segments that pieces are in.
+    /// How much is written of the segments that pieces are in, and of the one that was read last.
     pub(crate) fn used_of(&self, pieces: &[Piece]) -> BTreeMap<SegmentId, u64> {
         let segment = |p: &Piece| match &p.content {
             Content::Stored(e) => Some(e.place.segment),
             Content::Memory(_) => None,
         };
         let used = |id| Some((id, u64::from(self.usage.table.get(&id)?.used)));
-        pieces.iter().filter_map(segment).filter_map(used).collect()
+        pieces.iter().filter_map(segment).chain(self.around.last_segment()).filter_map(used).collect()
     }
 }
 
