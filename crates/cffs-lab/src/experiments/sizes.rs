@@ -125,6 +125,21 @@ fn compare(outcome: &mut Outcome, disk: &str, sizes: &[u64], [in_place, log]: [&
         let share = |rate: f64| rate / raw_write * 100.0;
         let worst = small().min_by(|a, b| a.1.rate(phase).total_cmp(&b.1.rate(phase)));
         let Some((n, run)) = worst else { continue };
+        let given = small().min_by(|a, b| a.1.written(phase).total_cmp(&b.1.written(phase)));
+        let text = format!(
+            "{disk}: small files {what} on the log, with names and inodes: share of the disk's bandwidth in %, worst size"
+        );
+        if let Some((n, run)) = given {
+            outcome.claims.push(Claim::at_least(text, 95.0, share(run.written(phase))).because(|| {
+                let bytes = shown(run.phases[phase].written_bytes as f64 / run.bytes as f64);
+                format!(
+                    "{}: {bytes} bytes for each byte of contents. {}; {}.",
+                    at[n],
+                    asked(&run.phases[phase]),
+                    went(&run.phases[phase])
+                )
+            }));
+        }
         let text =
             format!("{disk}: small files {what} on the log, contents: share of the disk's bandwidth in %, worst size");
         outcome.claims.push(Claim::at_least(text, 95.0, share(run.rate(phase))).because(|| {

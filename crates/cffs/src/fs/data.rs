@@ -238,19 +238,23 @@ impl Fs {
     }
 
     /// Bounds dirty data by its share of the cache: above a quarter the background thread starts writeback, above half
-    /// the writer writes back itself.
+    /// the writer writes back itself. Where a commit goes in place, names are committed with the data then, and both when many names wait.
     fn throttle(&self, more: usize) -> Result<()> {
         if let Some(streams) = &self.streams {
             // What is on its way makes room.
             streams.wait_while(|| self.cache.dirty_data() + more > self.opts.cache_bytes / 2);
         }
         let dirty = self.cache.dirty_data() + more;
-        if dirty > self.opts.cache_bytes / 2 {
+        if dirty > self.opts.cache_bytes / 2 || self.journal.is_crowded() && !self.writing_back.is_locked() {
+            let seq = self.journal.running_seq();
             // An error is reported by fsync of the files concerned. Here it counts only if memory stays full.
             if let Err(e) = self.write_back_all(self.opts.lazytime)
                 && self.cache.dirty_data() + more > self.opts.cache_bytes / 2
             {
                 return Err(e);
+            }
+            if self.journal.is_atomic() {
+                self.journal.commit_waiting(seq)?;
             }
         } else if self.opts.background
             && dirty.saturating_sub(self.streams.as_ref().map_or(0, |s| s.bytes())) > self.opts.cache_bytes / 4

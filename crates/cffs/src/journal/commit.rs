@@ -17,6 +17,17 @@ use std::sync::atomic::Ordering;
 /// The log is emptied when more than one in so many parts is used, in the background when half as much is.
 const CHECKPOINT_DIVISOR: u64 = 2;
 
+/// How far a commit goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// The device has it, in its place among all writes; a crash may still undo it, and all that came after it.
+    Ordered,
+    /// No crash undoes it.
+    Durable,
+    /// It is in place, and the log is empty.
+    Checkpointed,
+}
+
 /// What a commit took out of the running state.
 struct Committing {
     seq: u64,
@@ -38,14 +49,28 @@ impl Journal {
         if self.durable.load(Ordering::Acquire) >= target {
             return Ok(());
         }
-        self.commit_running(&mut writer, false)
+        self.commit_running(&mut writer, Until::Durable)
+    }
+
+    /// Commits because too much waits for it, not because somebody waits for the commit. Where the device keeps all writes in order, nothing is
+    /// flushed. Nothing happens if the running transaction had this number and another one runs now: there was a commit.
+    pub(crate) fn commit_waiting(&self, seq: u64) -> Result<()> {
+        if !self.is_atomic() {
+            return self.commit();
+        }
+        let mut writer = self.lock_writer();
+        self.check()?;
+        if self.running_seq() > seq {
+            return Ok(());
+        }
+        self.commit_running(&mut writer, Until::Ordered)
     }
 
     /// Commits, then writes every committed block in place and empties the log.
     pub fn checkpoint(&self) -> Result<()> {
         let mut writer = self.lock_writer();
         self.check()?;
-        self.commit_running(&mut writer, true)
+        self.commit_running(&mut writer, Until::Checkpointed)
     }
 
     /// Makes data durable that nothing points to yet ([`Cache::write_copies`](crate::cache::Cache)): the commit of what will point to it has no
@@ -90,17 +115,17 @@ impl Journal {
                 || self.dirty_blocks() << self.cache.geometry().block_shift > share)
     }
 
-    fn commit_running(&self, writer: &mut LogPosition, force: bool) -> Result<()> {
+    fn commit_running(&self, writer: &mut LogPosition, until: Until) -> Result<()> {
         let full = writer.used > self.log.len / CHECKPOINT_DIVISOR || self.dirty_blocks() > 2 * self.pinned_max();
-        let checkpoint = force || !self.has_log() || full;
-        let outcome = self.commit_steps(writer, checkpoint);
+        let checkpoint = until == Until::Checkpointed || !self.has_log() || full;
+        let outcome = self.commit_steps(writer, checkpoint, until != Until::Ordered);
         if let Err(e) = &outcome {
             self.fail("commit failed", e);
         }
         outcome
     }
 
-    fn commit_steps(&self, writer: &mut LogPosition, checkpoint: bool) -> Result<()> {
+    fn commit_steps(&self, writer: &mut LogPosition, checkpoint: bool, durable: bool) -> Result<()> {
         let _purpose = Purpose::Log.scope();
         let mut span = self.tracer().span(Kind::Commit, [0; 3]);
         if checkpoint && self.has_log() {
@@ -131,9 +156,13 @@ impl Journal {
             if let Some(hook) = self.hook.get().filter(|_| self.target == CommitTarget::Atomic) {
                 hook.written(&commit.running.freed);
             }
-            self.cache.flush()?;
+            if durable {
+                self.cache.flush()?;
+            }
         }
-        self.durable.store(commit.seq, Ordering::Release);
+        if durable {
+            self.durable.store(commit.seq, Ordering::Release);
+        }
         if let Some(hook) = self.hook.get().filter(|_| !commit.running.freed.is_empty()) {
             hook.committed(std::mem::take(&mut commit.running.freed));
         }

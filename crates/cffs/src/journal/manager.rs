@@ -22,7 +22,8 @@ pub trait CommitHook: Send + Sync {
     fn counters(&self) -> Counters;
     /// The transactions that freed these runs are written, and will be durable before anything that is written from now on.
     fn written(&self, _freed: &[Run]) {}
-    /// The transactions that freed these runs are durable: the space may be allocated again.
+    /// The transactions that freed these runs are durable, or a crash undoes all that is written from now on before it undoes them: the space may be
+    /// allocated again.
     fn committed(&self, freed: Vec<Run>);
     /// Hands over what else belongs to this commit (block, offset, bytes): quota records. No transaction is open.
     fn records(&self, _put: &mut dyn FnMut(&BufRef, usize, &[u8])) {}
@@ -247,6 +248,12 @@ impl Journal {
     /// Committed blocks that are not checkpointed yet.
     pub fn dirty_blocks(&self) -> usize {
         self.dirty.lock().len()
+    }
+
+    /// Whether so many blocks wait that a commit will soon be forced. Where that goes in place, what is written together with it lies beside it, so it
+    /// had better be data of the files in these blocks.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.is_atomic() && self.running.lock().bufs.len() > self.pinned_max / 2
     }
 
     pub(super) fn revoke(&self, frag: FragAddr, len: u64) {

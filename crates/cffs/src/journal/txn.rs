@@ -84,7 +84,7 @@ impl Journal {
         }
         loop {
             self.check()?;
-            {
+            let seq = {
                 let mut r = self.running.lock();
                 let room = !self.has_log() || r.bytes + r.reserved + reserve <= self.reserve_max();
                 // Blocks with uncommitted changes cannot leave memory.
@@ -92,8 +92,9 @@ impl Journal {
                     r.reserved += reserve;
                     return Ok(reserve);
                 }
-            }
-            self.commit()?;
+                self.running_seq()
+            };
+            self.commit_waiting(seq)?;
             crate::yield_now();
         }
     }
@@ -234,7 +235,7 @@ impl<'a> Txn<'a> {
         self.journal.forget_data(run);
     }
 
-    /// Space freed by this transaction: it may be allocated again when the transaction is durable.
+    /// Space freed by this transaction: it may be allocated again when the journal says that it counts ([`CommitHook::committed`](super::CommitHook)).
     pub fn note_freed(&self, run: Run) {
         self.changed.set(true);
         self.journal.running.lock().freed.push(run);

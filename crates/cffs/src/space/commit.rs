@@ -79,7 +79,7 @@ impl Space {
         Ok(())
     }
 
-    /// Marks a used run as free. It becomes allocatable when the transaction is durable.
+    /// Marks a used run as free. It becomes allocatable when the journal says that it counts.
     pub fn free(&self, txn: &Txn<'_>, run: Run) -> Result<()> {
         let group = self.alloc_group_of(run)?;
         let bad = |what: &str| Err(Error::Corrupt(Corrupt(format!("{run} to be freed: {what}"))));
@@ -106,7 +106,8 @@ impl Space {
         Ok(())
     }
 
-    /// Makes freed runs allocatable. The journal calls it when the transaction that freed them is durable.
+    /// Makes freed runs allocatable. The journal calls it when the transaction that freed them is durable, or comes before all that is written from
+    /// now on.
     pub fn on_commit(&self, freed: Vec<Run>) {
         for run in freed {
             // In one step, because a fragment that is not pending any more must be allocatable.
