@@ -18,7 +18,7 @@ fn options() -> LogOptions {
 }
 
 /// An image with snapshots, a clone, forwards, dead lists, and batches behind the checkpoint.
-fn image(rng: &mut fastrand::Rng) -> MemoryDevice {
+pub(crate) fn image(rng: &mut fastrand::Rng) -> MemoryDevice {
     let device = Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)));
     let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: SLOT }).unwrap();
     let disk = LogDisk::format(Arc::new(store), 1 << 30, &options()).unwrap();
@@ -49,7 +49,7 @@ fn image(rng: &mut fastrand::Rng) -> MemoryDevice {
 }
 
 /// The places of structures: whatever begins with one of the magics.
-fn structures(device: &MemoryDevice) -> Vec<u64> {
+pub(crate) fn structures(device: &MemoryDevice) -> Vec<u64> {
     let mut found = vec![0, 64 << 10];
     let mut sector = [0; 512];
     for at in (0..device.len()).step_by(512) {
@@ -114,20 +114,20 @@ fn use_it(device: MemoryDevice) {
     let _ = disk.check(false);
 }
 
-/// Cases to run: `CFFS_LOG_HOSTILE=from..to` for a campaign.
-fn cases() -> std::ops::Range<u64> {
-    let asked = std::env::var("CFFS_LOG_HOSTILE").ok();
+/// Seeds to run: a variable like `CFFS_LOG_HOSTILE=from..to` for a campaign.
+pub(crate) fn seeds(variable: &str, usually: u64) -> std::ops::Range<u64> {
+    let asked = std::env::var(variable).ok();
     let asked = asked.as_deref().and_then(|s| s.split_once(".."));
     match asked.map(|(a, b)| (a.parse(), b.parse())) {
         Some((Ok(a), Ok(b))) => a..b,
-        _ => 0..60,
+        _ => 0..usually,
     }
 }
 
 #[test]
 fn images_with_good_checksums_and_bad_contents_do_no_harm() {
     WITHOUT_CHECKSUMS.set(true);
-    for seed in cases() {
+    for seed in seeds("CFFS_LOG_HOSTILE", 60) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let good = image(&mut rng);
         let places = structures(&good);

@@ -53,6 +53,8 @@ mod codec;
 mod compress;
 mod copies;
 mod covered;
+#[cfg(test)]
+mod decode_tests;
 mod disk;
 mod evacuate;
 mod extent;

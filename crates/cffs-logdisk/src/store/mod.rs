@@ -12,4 +12,6 @@ pub(crate) use image::{Geometry, parts_of};
 pub use image::{ImageOptions, ImageStore};
 pub use memory::MemoryStore;
 pub use segment_store::{Get, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot};
+#[cfg(test)]
+pub(crate) use superblock::Superblock;
 pub(crate) use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS};

@@ -19,7 +19,7 @@ pub(super) const SLOT_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
 
 /// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Superblock {
+pub(crate) struct Superblock {
     pub(super) uuid: [u8; 16],
     pub(super) sequence: u64,
     pub(super) slot_bytes: u64,
@@ -29,7 +29,7 @@ pub(super) struct Superblock {
 }
 
 impl Superblock {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut b = Vec::with_capacity(SUPERBLOCK_BYTES);
         b.extend_from_slice(MAGIC);
         b.put_u32(0); // checksum, below
@@ -48,7 +48,7 @@ impl Superblock {
     }
 
     /// Checks everything that can be checked without the device.
-    pub(super) fn decode(bytes: &[u8]) -> io::Result<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> io::Result<Self> {
         let mut f = Fields::new(bytes);
         if bytes.len() != SUPERBLOCK_BYTES || f.bytes(8)? != MAGIC {
             return Err(corrupt("no superblock of a log disk"));

@@ -186,7 +186,7 @@ impl<L: Layout> Node<L> {
     }
 
     /// The bytes. All children must be stored.
-    pub(super) fn encode(&self, level: u8) -> io::Result<Vec<u8>> {
+    pub(crate) fn encode(&self, level: u8) -> io::Result<Vec<u8>> {
         let mut b = Vec::with_capacity(NODE_BYTES);
         b.put_u32(MAGIC);
         b.put_u8(L::TREE);
