@@ -105,7 +105,7 @@ pub fn sequence(len: usize, number: u64) -> (Vec<Op>, usize) {
 }
 
 /// The file system that the sequences run on: the default format (`variant` 0) or, for other numbers, another format or
-/// way of keeping the log; small, so that a crash state costs little.
+/// way of keeping the log, or on a log disk; small, so that a crash state costs little.
 pub fn setup(variant: u64) -> Setup {
     let small = Setup { device: 8 << 20, log: Some(2 << 20), cache: 2 << 20, ..Setup::default() };
     match variant {
@@ -116,12 +116,15 @@ pub fn setup(variant: u64) -> Setup {
         4 => Setup { external_log: true, ..small },
         5 => Setup { fsync_in_log: false, ..small },
         6 => Setup { quota: true, discard: true, ..small },
+        // With snapshots and cleaning between operations, and with compression.
+        8 => small.on_log_disk(0),
+        9 => small.on_log_disk(3),
         _ => Setup { sizes: (512, 512, 16 << 10), ..small },
     }
 }
 
 /// Number of [`setup`]s that differ.
-pub const VARIANTS: u64 = 8;
+pub const VARIANTS: u64 = 10;
 
 /// Crashes a sequence at every write and flush that follow its start. Where at most three writes are undecided, every
 /// subset of them survives once; otherwise none, all, all but each one, and some at random; and torn ones.

@@ -68,7 +68,7 @@ pub struct Args {
     /// Stop after so many histories with --faults.
     #[arg(long, default_value_t = u64::MAX)]
     pub histories: u64,
-    /// Format and way of the log with --bounded: 0 is the default, 1 to 7 are others.
+    /// Format and way of the log with --bounded: 0 is the default, 1 to 7 are others, 8 and 9 are on a log disk.
     #[arg(long, default_value_t = 0)]
     pub variant: u64,
     #[command(flatten)]
