@@ -123,8 +123,11 @@ pub fn setup(variant: u64) -> Setup {
     }
 }
 
-/// Number of [`setup`]s that differ.
-pub const VARIANTS: u64 = 10;
+/// Number of [`setup`]s that differ and are in place. Seeds choose among them.
+pub const IN_PLACE: u64 = 8;
+
+/// Number of [`setup`]s that differ; the last ones are on a log disk.
+pub const VARIANTS: u64 = IN_PLACE + 2;
 
 /// Crashes a sequence at every write and flush that follow its start. Where at most three writes are undecided, every
 /// subset of them survives once; otherwise none, all, all but each one, and some at random; and torn ones.

@@ -135,7 +135,7 @@ pub fn cases(setup: Setup, requests: [(Phase, u64); 3], seed: u64) -> Vec<Case> 
 
 /// The file system that histories of a seed run on: small, with a small cache, so that there are reads.
 pub fn setup(seed: u64) -> Setup {
-    let small = crate::bounded::setup(seed % crate::bounded::VARIANTS);
+    let small = crate::bounded::setup(seed % crate::bounded::IN_PLACE);
     // Two allocation groups: with a copy of the superblock.
     Setup { device: 36 << 20, cache: [256 << 10, 2 << 20][seed as usize / 8 % 2], ..small }
 }
