@@ -185,14 +185,16 @@ impl Inner {
             inner.was_used(buf.len() as u64);
             sections.push(Section { part, get: Get { segment, offset, buf }, plan: Plan::Kept(chunk) });
         };
-        while let Some(chunk) = self.find(segment, at).filter(|_| !rest.is_empty()) {
+        while !rest.is_empty()
+            && let Some(chunk) = self.find(segment, at)
+        {
             let len = (chunk.range.end - at).min(rest.len() as u64);
             let (buf, behind) = std::mem::take(&mut rest).split_at_mut(len as usize);
             kept(self, at, buf, chunk);
             (rest, at) = (behind, at + len);
         }
-        while let Some(chunk) =
-            self.find(segment, (at + rest.len() as u64).saturating_sub(1)).filter(|_| !rest.is_empty())
+        while !rest.is_empty()
+            && let Some(chunk) = self.find(segment, at + rest.len() as u64 - 1)
         {
             let first = chunk.range.start.max(at);
             let (before, buf) = std::mem::take(&mut rest).split_at_mut((first - at) as usize);
@@ -506,6 +508,21 @@ mod tests {
         let vain = (0..600u64)
             .map(|n| store.read_of(if n % 2 == 0 { store.1 } else { store.3 }, &around, far(n), 4096, Some(USED)));
         assert!(vain.skip(400).all(|requests| requests <= 1));
+    }
+
+    #[test]
+    fn the_end_of_a_segment_that_is_gone_is_not_read() {
+        for is_gone in [false, true] {
+            let (store, around) = (Counted::new(), around());
+            let used = Some(USED - 4096);
+            let near_end = USED / 4096 - 40;
+            assert!((near_end..near_end + 16).all(|n| store.read_of(store.1, &around, n * 4096, 4096, used) <= 1));
+            let known = |id| used.filter(|_| id == store.3 || !is_gone);
+            let before = store.2.load(Ordering::Relaxed);
+            let mut buf = [0; 4096];
+            around.get_all(&store, &known, &mut [Get { segment: store.3, offset: 0, buf: &mut buf }]).unwrap();
+            assert_eq!(store.2.load(Ordering::Relaxed) - before, if is_gone { 1 } else { 2 });
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Summaries, nodes and superblocks with changed bytes and right checksums: no decoder panics or takes memory without bound, and what it accepts is
-//! encoded to bytes that it decodes to the same.
+//! Summaries, nodes and superblocks with changed bytes and right checksums: no decoder panics, and what it accepts is encoded to bytes that it
+//! decodes to the same.
 
 use crate::batch::{SUMMARY_BYTES, Summary};
 use crate::codec::WITHOUT_CHECKSUMS;

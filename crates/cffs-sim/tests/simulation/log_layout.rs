@@ -127,3 +127,22 @@ fn what_waits_is_written_once_and_nothing_is_flushed_for_it() {
     assert!(written < contents * 164 / 100, "{written} bytes for {contents}");
     fs.close().unwrap();
 }
+
+/// Many names make commits that flush nothing. What they have freed is allocated and written again before the next flush: a crash takes both
+/// back, or the second alone.
+#[test]
+fn what_is_freed_and_written_again_between_two_flushes_survives_crashes() {
+    let ops = "mkdir /a 755 0\ncreatemany /a 0 300 3000 1\nsync\nunlinkmany /a 0 60\ncreatemany /a 300 120 3000 2\nunlinkmany /a 60 200\n\
+               createmany /a 500 200 3000 3\nsync";
+    let ops = cffs_sim::ops::parse(ops).unwrap();
+    let mut coverage = Coverage::default();
+    for n in 0..4 {
+        let setup = Setup::numbered(n).on_log_disk(n);
+        if let Err(e) = explore_and_shrink(setup, ops.clone(), n, Effort::default(), &mut coverage) {
+            let (ops, f) = *e;
+            panic!("{n}, {setup}\n{f}\nsmallest sequence:\n{}", show(&ops));
+        }
+    }
+    println!("{coverage:?}");
+    assert!(coverage.states > 200, "{coverage:?}");
+}
