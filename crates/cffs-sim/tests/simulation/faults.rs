@@ -244,6 +244,18 @@ fn a_flipped_map_that_leads_to_the_locator_table() {
     assert_eq!(tally.struck, 1);
 }
 
+/// The write that took a renamed directory out of its old place was lost, with the new block of the locator table, so that the old name and the
+/// new one looked equally good. The one that is older by its inode's ctime stayed (seed 18010215).
+#[test]
+fn of_two_entries_of_one_directory_the_later_one_stays() {
+    let text = "mkdir /kept 755 0\ncreatemany /kept 0 5 0 9\nmkdir /kept/b 755 0\ncreatemany /kept/b 0 4 0 9\ncreate /a 644 1000\n\
+                mkdir /b 1777 0\nunlink /a\ncreate /b/f 755 0\nsymlink /f 8\nremount true\nrename /b /g replace";
+    let case = Case { phase: Phase::Use, fault: Fault::Misdirected, at: 35, seed: 9_006_342_983_736_783_966 };
+    let mut tally = Tally::default();
+    run(setup(18_010_215), &parse(text).unwrap(), case, &mut tally).unwrap();
+    assert_eq!((tally.struck, tally.repairs), (1, 1));
+}
+
 /// A rename in a directory whose changes are durable when they return had failed, and was there; the judge could not walk through the directories
 /// any more, which were not in memory when the device went (its own; seed 1795920002020 of --faults --only log).
 #[test]

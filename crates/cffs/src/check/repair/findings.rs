@@ -47,6 +47,8 @@ pub(super) struct Evidence {
     pub(super) tried_blocks: HashSet<BlockAddr>,
     /// Inodes read from blocks with a wrong checksum.
     pub(super) guessed: HashSet<Ino>,
+    /// Inodes with two entries: block and offset of the one that has changed later.
+    pub(super) later_entries: HashMap<Ino, (BlockAddr, u32)>,
     /// Inodes whose count of fragments contradicts their map: one of the two is wrong.
     pub(super) inconsistent: HashSet<Ino>,
 }

@@ -46,13 +46,23 @@ impl Repairer<'_> {
                 }
                 return Ok(Numbered::Link);
             }
+            self.note_later_entry(inode, (block, offset), (k.block, k.offset));
             let what = format!("a second entry of inode {ino}");
             self.must_fix(Class::InodeNumber, place, what, "remove it")?;
             return Ok(Numbered::Remove);
         }
         let possible = (FIRST_USER_INO..=self.g.inodes_max()).contains(&ino);
-        if possible && known.is_none() && !self.stands_elsewhere(ino, block, offset) {
-            return Ok(Numbered::Same);
+        if possible && known.is_none() {
+            if let Some(Location::Embedded { block: b, offset: o }) = self.located(ino) {
+                self.note_later_entry(inode, (block, offset), (b, o as u32));
+            }
+            if !self.stands_elsewhere(ino, block, offset) {
+                return Ok(Numbered::Same);
+            }
+            if self.evidence.later_entries.contains_key(&ino) {
+                self.must_fix(Class::InodeNumber, place, format!("an older entry of inode {ino}"), "remove it")?;
+                return Ok(Numbered::Remove);
+            }
         }
         let what = match known {
             Some(_) => format!("a second inode with number {ino}"),

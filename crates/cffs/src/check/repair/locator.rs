@@ -5,7 +5,7 @@ use super::repairer::{Repairer, no_space};
 use super::tables::TableBlocks;
 use crate::check::{Class, Phase};
 use crate::error::Result;
-use crate::format::dirblock::{EntryKind, entries, validate};
+use crate::format::dirblock::{Entry, EntryKind, entries, validate};
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape};
 use crate::format::{
@@ -75,21 +75,43 @@ impl Repairer<'_> {
         list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::External { block: addr, offset }))
     }
 
-    /// Whether an inode has another location according to the locator table. The table may be outdated: the bytes of an
-    /// inode remain at its former location until the space is reused. So what counts is that the directory whose block
-    /// this says it is maps it; the bitmap, which may be as old as the table, counts only where that cannot be told.
+    /// Whether an inode has another location: that of its later entry, where two were found, or the one in the locator table. The
+    /// table may be outdated: the bytes of an inode remain at its former location until the space is reused.
     pub(super) fn stands_elsewhere(&mut self, ino: Ino, block: BlockAddr, offset: u32) -> bool {
-        match self.located(ino) {
-            Some(Location::Embedded { block: b, offset: o }) if (b, o) != (block, offset as usize) => {
-                let Ok(there) = self.vol.get(b) else { return false };
-                let owner = crate::format::block_owner(&there);
-                let id = BlockId { kind: BlockKind::Dir, addr: b, owner };
-                verify_block(&there, self.g.fsid, id).is_ok()
-                    && validate(&there).is_ok()
-                    && entries(&there).any(|e| e.offset == o && e.ino == ino && e.kind == EntryKind::Embedded)
-                    && self.maps_block(owner, b).unwrap_or_else(|| self.old_bit(self.g.frag_of_block(b)) != Some(false))
-            }
-            _ => false,
+        let at = match self.evidence.later_entries.get(&ino) {
+            Some(&at) => at,
+            None => match self.located(ino) {
+                Some(Location::Embedded { block, offset }) => (block, offset as u32),
+                _ => return false,
+            },
+        };
+        at != (block, offset) && self.stands_at(ino, at)
+    }
+
+    /// Whether an entry with the inode is there, in a block of a directory. What counts is that this directory maps the block; the
+    /// bitmap, which may be as old as the locator table, counts only where that cannot be told.
+    fn stands_at(&mut self, ino: Ino, (block, offset): (BlockAddr, u32)) -> bool {
+        let Ok(there) = self.vol.get(block) else { return false };
+        let owner = crate::format::block_owner(&there);
+        let id = BlockId { kind: BlockKind::Dir, addr: block, owner };
+        let is_it = |e: &Entry<'_>| e.offset == offset as usize && e.ino == ino && e.kind == EntryKind::Embedded;
+        verify_block(&there, self.g.fsid, id).is_ok()
+            && validate(&there).is_ok()
+            && entries(&there).any(|e| is_it(&e))
+            && self.maps_block(owner, block).unwrap_or_else(|| self.old_bit(self.g.frag_of_block(block)) != Some(false))
+    }
+
+    /// Notes, before anything is changed, which of two entries of one inode has changed later: where a write was lost that took the inode
+    /// out of the directory from which it was renamed, and the locator table is as old, the old entry looks as good as the new one.
+    pub(super) fn note_later_entry(&mut self, inode: &Inode, here: (BlockAddr, u32), there: (BlockAddr, u32)) {
+        if here == there || !self.vol.surveying {
+            return;
+        }
+        let Some(other) = self.load_from(inode.ino, there.0, there.1 as usize, false) else { return };
+        let identity = |i: &Inode| (i.generation, i.btime, i.file_type());
+        if identity(&other) == identity(inode) && other.ctime != inode.ctime {
+            let later = if inode.ctime > other.ctime { here } else { there };
+            self.evidence.later_entries.insert(inode.ino, later);
         }
     }
 
