@@ -2,7 +2,7 @@
 
 use crate::model::{Namespace, NamespaceNode};
 use cffs::{Attr, Caller, FileType, Fs, Ino, ROOT_INO};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a walk found.
 #[derive(Default)]
@@ -112,11 +112,16 @@ fn visit(fs: &Fs, attr: Attr, path: Vec<u8>, found: &mut Found) -> Result<(), St
     Ok(())
 }
 
-/// All regular files that can be reached, by path. What cannot be read is left out.
+/// All regular files that can be reached, by path. What cannot be read is left out. Each directory is read once, because names of a damaged file
+/// system may lead in a circle.
 pub fn survivors(fs: &Fs) -> BTreeMap<Vec<u8>, Attr> {
     let mut files = BTreeMap::new();
     let mut todo = vec![(ROOT_INO, b"/".to_vec())];
+    let mut seen = BTreeSet::new();
     while let Some((dir, path)) = todo.pop() {
+        if !seen.insert(dir) {
+            continue;
+        }
         let mut names = Vec::new();
         let _ = fs.readdir(dir, 0, false, &mut |e| {
             names.push(e.name);
