@@ -31,6 +31,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+/// The part of the memory of a mount that its log disk has besides for nodes of its maps.
+const MAP_SHARE: usize = 8;
+
 /// The options of `-o` and the exit codes, for help and man pages.
 const OPTIONS_HELP: &str = "\
 Mount options:
@@ -416,6 +419,9 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     };
     options.engine.read_only |= image.dev.read_only();
     trace.set_classes(options.engine.trace);
+    if let Some(log_disk) = &image.log_disk {
+        log_disk.set_cache_bytes(options.engine.cache_bytes / MAP_SHARE);
+    }
     match (&image.log_disk, options.compression) {
         (Some(log_disk), Some(compression)) => log_disk.set_compression(compression),
         (None, Some(_)) => {

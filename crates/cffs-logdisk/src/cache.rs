@@ -36,6 +36,17 @@ impl NodeCache {
         NodeCache { young, old, half: (nodes / 2).max(8), asked, around }
     }
 
+    /// Keeps at most `nodes` nodes from now on.
+    pub(crate) fn resize(&mut self, nodes: usize) {
+        self.half = (nodes / 2).max(8);
+        if self.old.len() > self.half {
+            self.old.clear();
+        }
+        if self.young.len() > self.half {
+            self.young.clear();
+        }
+    }
+
     pub(crate) fn get<T: Send + Sync + 'static>(&mut self, key: NodeKey) -> Option<Arc<T>> {
         if let Some(node) = self.young.get(&key) {
             return node.clone().downcast().ok();
@@ -95,5 +106,10 @@ mod tests {
         }
         assert!(cache.get::<u32>((1, 5)).is_none());
         assert!(cache.get::<u64>((0, 0)).is_none(), "another type is no hit");
+        cache.resize(40);
+        for i in 0..1000 {
+            assert!(cache.len() <= 40);
+            cache.put((2, i), Arc::new(i));
+        }
     }
 }

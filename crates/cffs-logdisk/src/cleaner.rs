@@ -4,7 +4,7 @@
 //! says where it is now. So cleaning costs the same with one snapshot and with ten thousand. Nodes that only one tree refers to are
 //! brought into memory; the next checkpoint stores them elsewhere. What cannot be verified is not moved, and its segment stays.
 
-use crate::batch::{Entry, Logical};
+use crate::batch::{Entry, Logical, STREAMS};
 use crate::evacuate::{Evacuated, Move};
 use crate::extent::{BLOCK_BYTES, Birth, Codec};
 use crate::layouts::SegmentInfo;
@@ -27,6 +27,17 @@ const MANY_SEGMENTS: u64 = 8;
 const ROUND_SEGMENTS_MAX: usize = 32;
 /// Most bytes copied in one round, which are in memory at once, and a segment's more.
 const ROUND_BYTES_MAX: u64 = 32 << 20;
+
+/// Which segments may be cleaned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// All of which something is dead.
+    All,
+    /// Not those of nodes, unless most of these are dead: nodes are stored anew by one of the next checkpoints, so a copy does not last.
+    NotYoungNodes,
+    /// Those that nobody needs any more as soon as what lives in them is elsewhere.
+    FreeWhenMoved,
+}
 
 /// What a step of the cleaner did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,13 +73,22 @@ impl State {
         if self.store.can_append() { self.store.segment_bytes() } else { u64::from(info.used) }
     }
 
+    /// Whether a segment is one of nodes of which many live.
+    fn has_young_nodes(&self, info: &SegmentInfo) -> bool {
+        info.stream == STREAM_NODES && info.live > self.size_of(info) / 4
+    }
+
     /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one.
-    fn victims(&self, policy: CleanPolicy, budget: u64, at_once: bool) -> Vec<SegmentId> {
+    fn victims(&self, policy: CleanPolicy, budget: u64, which: Which) -> Vec<SegmentId> {
         let scored = self
             .usage
             .table
             .iter()
-            .filter(|(id, info)| !at_once || self.is_free_when_moved(**id, info))
+            .filter(|(id, info)| match which {
+                Which::All => true,
+                Which::NotYoungNodes => !self.has_young_nodes(info),
+                Which::FreeWhenMoved => self.is_free_when_moved(**id, info),
+            })
             .filter_map(|(id, info)| Some((self.score(policy, *id, info)?, *id, info.live)));
         let mut scored: Vec<(f64, SegmentId, u64)> = scored.collect();
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -88,8 +108,8 @@ impl State {
     }
 
     /// Moves what lives in the best segments, within bounds. They are deleted by the next checkpoint.
-    pub(crate) fn clean_round(&mut self, policy: CleanPolicy, bounds: Bounds) -> io::Result<CleanReport> {
-        self.clean_some(policy, bounds, false).map(|(report, _)| report)
+    pub(crate) fn clean_round(&mut self, policy: CleanPolicy, bounds: Bounds, which: Which) -> io::Result<CleanReport> {
+        self.clean_some(policy, bounds, which).map(|(report, _)| report)
     }
 
     /// Whether nobody needs a segment any more as soon as what lives in it is elsewhere, and that is durable: the last checkpoint refers to no
@@ -100,7 +120,7 @@ impl State {
 
     /// Moves what lives in the best segments, and deletes them, without a checkpoint.
     fn clean_at_once(&mut self, bounds: Bounds) -> io::Result<()> {
-        let (moved, emptied) = self.clean_some(self.options.policy, bounds, true)?;
+        let (moved, emptied) = self.clean_some(self.options.policy, bounds, Which::FreeWhenMoved)?;
         if moved.segments == 0 {
             return Ok(());
         }
@@ -125,7 +145,7 @@ impl State {
             let infos = ids.iter().filter_map(|id| self.usage.table.get(id));
             infos.fold((0, 0), |(live, size), info| (live + info.live, size + self.size_of(info)))
         };
-        let (live, size) = of(self.victims(CleanPolicy::Greedy, bytes, true));
+        let (live, size) = of(self.victims(CleanPolicy::Greedy, bytes, Which::FreeWhenMoved));
         if size == 0 {
             return (true, self.empty_segments().next().is_some());
         }
@@ -133,7 +153,7 @@ impl State {
         let waits = |id: &SegmentId, info: &SegmentInfo| {
             !self.log.is_open(*id)
                 && !self.damaged.contains(id)
-                && (info.live == 0 || !self.is_free_when_moved(*id, info))
+                && (info.live == 0 || !self.is_free_when_moved(*id, info) && !self.has_young_nodes(info))
                 && info.live < self.size_of(info)
         };
         let saved = |info: &SegmentInfo| {
@@ -150,12 +170,12 @@ impl State {
         (all > takes, alone > takes)
     }
 
-    /// Moves what lives in the best segments, within bounds; `at_once`, of those that are free then. Returns which of these were emptied.
+    /// Moves what lives in the best segments, within bounds. Returns which of those that are free then were emptied.
     fn clean_some(
         &mut self,
         policy: CleanPolicy,
         bounds: Bounds,
-        at_once: bool,
+        which: Which,
     ) -> io::Result<(CleanReport, Vec<SegmentId>)> {
         self.check()?;
         let _purpose = Purpose::Clean.scope();
@@ -168,7 +188,7 @@ impl State {
         let mut by_stream: [Evacuated; 3] = Default::default();
         let (mut bytes, mut changes) = (0, 0);
         let mut emptied = Vec::new();
-        for id in self.victims(policy, bounds.bytes, at_once) {
+        for id in self.victims(policy, bounds.bytes, which) {
             let info = self.usage.table.get(&id).copied().unwrap_or_default();
             let stream = match self.options.policy {
                 CleanPolicy::Generations => info.stream.saturating_add(1).min(2),
@@ -196,7 +216,7 @@ impl State {
             }
             (bytes, changes) = (bytes + out.bytes, changes + out.changes);
             report.segments += 1;
-            if at_once && whole && !out.had_nodes {
+            if which == Which::FreeWhenMoved && whole && !out.had_nodes {
                 emptied.push(id);
             }
             let (sum, live) = &mut ages[stream];
@@ -260,6 +280,12 @@ impl State {
         }
     }
 
+    /// Bytes that can be written: free segments, and what the open ones have left.
+    fn room(&self) -> u64 {
+        let left = (0..STREAMS as u8).map(|stream| self.log.left(stream, &*self.store));
+        self.store.available() + left.sum::<u64>()
+    }
+
     /// Sees to it that there are free segments for a change: cleans if it must.
     ///
     /// # Errors
@@ -280,20 +306,30 @@ impl State {
         let segment = self.store.segment_bytes();
         // Few at a time, because of what is left for later more will have died; many where a few gain nothing.
         let mut few = FEW_SEGMENTS;
+        let mut after_checkpoint = 0;
         // A checkpoint stores all nodes that have changed, so it had better be for many rounds.
-        while self.store.available() < self.need(change, level) && !self.is_dirty() {
+        while self.store.available() < self.need(change, level) {
+            if self.is_dirty() {
+                self.checkpoint()?;
+                // The rounds since the last one may have gained no more than it takes.
+                if self.is_dirty() || self.room() <= after_checkpoint {
+                    break;
+                }
+                after_checkpoint = self.room();
+                continue;
+            }
             let Some(bounds) = self.round_bounds() else { break };
             let (some, many) = (bounds.at_most(few * segment), bounds.at_most(MANY_SEGMENTS * segment));
-            let before = self.store.available();
+            let before = self.room();
             match self.checkpoint_pays(some.bytes) {
                 (_, true) => self.checkpoint()?,
                 (true, false) => {
-                    self.clean_round(self.options.policy, many)?;
+                    self.clean_round(self.options.policy, many, Which::NotYoungNodes)?;
                     self.checkpoint()?;
                 }
                 (false, false) => self.clean_at_once(some)?,
             }
-            if self.store.available() <= before {
+            if self.room() <= before {
                 if few == MANY_SEGMENTS {
                     break;
                 }
@@ -312,7 +348,7 @@ impl State {
             let damaged = self.damaged.len() + self.poor.len();
             let roomy = stalled == 0 && bounds.bytes >= 2 * segment;
             let policy = if roomy { self.options.policy } else { CleanPolicy::Greedy };
-            let moved = self.clean_round(policy, bounds.at_most(MANY_SEGMENTS * segment))?;
+            let moved = self.clean_round(policy, bounds.at_most(MANY_SEGMENTS * segment), Which::All)?;
             if moved.segments == 0 && self.damaged.len() + self.poor.len() > damaged {
                 continue;
             }
@@ -424,7 +460,7 @@ mod tests {
             SegmentInfo { used: 1 << 20, ordinals: 256, live: 350 << 10, age: 500_000, ..SegmentInfo::default() };
         state.usage.table.insert(old + 2, info);
         let all = [CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations];
-        let chosen = all.map(|policy| state.victims(policy, 1 << 30, false));
+        let chosen = all.map(|policy| state.victims(policy, 1 << 30, Which::All));
         assert_eq!(chosen, [[young, old + 2, old], [old + 2, old, young], [old + 2, old, young]]);
         // Full ones, not however old they are.
         state.log.sequence = 10_000;
@@ -432,7 +468,7 @@ mod tests {
         for (id, age) in ages {
             state.usage.table.entry(id).and_modify(|info| info.age = age);
         }
-        let chosen = all.map(|policy| state.victims(policy, 1 << 30, false));
+        let chosen = all.map(|policy| state.victims(policy, 1 << 30, Which::All));
         assert_eq!(chosen, [[young, old + 2, old], [old + 2, old, young], [old + 2, young, old]]);
     }
 }

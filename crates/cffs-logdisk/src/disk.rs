@@ -2,7 +2,7 @@
 
 use crate::catalog::MAIN_BRANCH;
 use crate::check::check;
-use crate::cleaner::CleanReport;
+use crate::cleaner::{CleanReport, Which};
 use crate::codec::corrupt;
 use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::layouts::{MapLayout, SegmentInfo};
@@ -14,6 +14,7 @@ use crate::scrub::ScrubReport;
 use crate::shared::{Shared, StateGuard};
 use crate::space::{Change, Level, Space};
 use crate::state::State;
+use crate::stats::LogStats;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{
@@ -52,34 +53,8 @@ pub struct BranchInfo {
 /// Ranges that differ (offset, length), in order, and where to go on if there may be more; in bytes.
 pub type DiffPage = (Vec<(u64, u64)>, Option<u64>);
 
-/// What a log disk has done since it was opened, in bytes unless said otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LogStats {
-    /// Written by programs.
-    pub accepted: u64,
-    /// Written to the store, with summaries, nodes and copies.
-    pub written: u64,
-    /// Copied by the cleaner.
-    pub cleaned: u64,
-    /// Segments in use, a number.
-    pub segments: usize,
-    /// What they have in all.
-    pub used: u64,
-    /// What of it is alive.
-    pub live: u64,
-    /// Nodes in memory that no checkpoint has yet, a number.
-    pub dirty_nodes: usize,
-    /// Nodes in memory that are stored, a number.
-    pub cached_nodes: usize,
-    /// Segments that are left alone because something in them could not be read or verified, a number.
-    pub damaged_segments: usize,
-    /// Deleted segments whose device could not be told that it may forget them, a number.
-    pub failed_discards: u64,
-    /// Extents and nodes that the cleaner moved while snapshots referred to them, a number.
-    pub forwards: u64,
-    /// Blocks of which a flush stored what had changed, and not the whole block, a number.
-    pub patches: u64,
-}
+/// What a node takes in memory at most.
+const NODE_IN_MEMORY: usize = 8 << 10;
 
 /// A log disk. As a [`Device`] it is its main branch.
 pub struct LogDisk {
@@ -156,6 +131,11 @@ impl LogDisk {
         self.lock().options.compression = compression;
     }
 
+    /// Keeps as many nodes of the maps in memory as fit so many bytes, twice: [`LogOptions::cache_nodes`] clean ones, and changed ones.
+    pub fn set_cache_bytes(&self, bytes: usize) {
+        self.lock().set_cache_nodes(bytes / NODE_IN_MEMORY);
+    }
+
     /// Space in bytes.
     pub fn space(&self) -> Space {
         self.lock().space()
@@ -210,7 +190,7 @@ impl LogDisk {
         let full = || io::Error::new(io::ErrorKind::StorageFull, "the log disk is full");
         let bounds = state.round_bounds().ok_or_else(full)?.at_most(budget.max(1));
         let policy = state.options.policy;
-        let report = state.clean_round(policy, bounds)?;
+        let report = state.clean_round(policy, bounds, Which::All)?;
         if state.is_dirty() || state.round_bounds().is_none() {
             state.checkpoint()?;
         }
@@ -338,21 +318,7 @@ impl LogDisk {
 
     /// What has been done.
     pub fn stats(&self) -> LogStats {
-        let state = self.lock();
-        LogStats {
-            accepted: state.accepted,
-            written: state.log.written,
-            cleaned: state.cleaned,
-            segments: state.usage.table.len(),
-            used: state.usage.table.values().map(|i| u64::from(i.used)).sum(),
-            live: state.usage.live,
-            dirty_nodes: state.dirtied,
-            cached_nodes: state.cache.lock().len(),
-            damaged_segments: state.damaged.len(),
-            failed_discards: state.failed_discards,
-            forwards: state.forwarded,
-            patches: state.patched,
-        }
+        self.lock().stats()
     }
 
     /// Makes a snapshot of a branch, with all that was written so far. It is durable with the next flush. Returns its id. Who has promised

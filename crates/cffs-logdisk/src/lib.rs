@@ -80,6 +80,7 @@ mod shared;
 mod snapshots;
 mod space;
 mod state;
+mod stats;
 mod store;
 mod stream;
 mod survey;
@@ -90,7 +91,7 @@ mod writer;
 pub use batch::NAME_BYTES_MAX;
 pub use catalog::MAIN_BRANCH;
 pub use cleaner::CleanReport;
-pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SnapshotDevice, SnapshotInfo};
+pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, SnapshotDevice, SnapshotInfo};
 pub use extent::{BLOCK_BYTES, SECTOR_BYTES};
 pub use mend::{MendReport, SummaryReport};
 pub use options::{CleanPolicy, Compression, LogOptions};
@@ -99,6 +100,7 @@ pub use recovery::{LOGICAL_BYTES_MAX, UnreadableEnd};
 pub use remains::has_remains;
 pub use scrub::ScrubReport;
 pub use space::Space;
+pub use stats::LogStats;
 pub use store::{
     Get, ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,
 };

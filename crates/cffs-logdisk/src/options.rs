@@ -52,7 +52,8 @@ pub struct LogOptions {
     /// Open also what a rebuilding has made, before it is [marked](crate::LogDisk::mark_lost) which blocks are lost: they read as zeros, as if nothing had
     /// ever been written there. For who marks them.
     pub unmarked: bool,
-    /// Clean nodes kept in memory, 4 to 8 KiB each. At least 16.
+    /// Nodes of the maps kept in memory, 4 to 8 KiB each: so many clean ones, and as many changed ones, after which a checkpoint is made. At least
+    /// 16. Where overwrites are at random, a changed node that has to be stored before others in it change costs as much as a block.
     pub cache_nodes: usize,
     /// Most bytes that are written before a batch ends without a flush. It ends before if a segment does.
     pub batch_bytes: usize,

@@ -187,7 +187,7 @@ impl Trees {
             (height, nodes) = (height + 1, nodes / FANOUT_MIN);
         }
         Trees {
-            dirtied: state.dirty_max() as u64,
+            dirtied: state.dirty_share() as u64,
             map: height,
             forwards: keeps.then_some(height),
             listed: keeps.then_some(state.listed.max(blocks)),
@@ -350,7 +350,7 @@ impl State {
     /// The same, however much is in memory when the change comes: a checkpoint is due from then on.
     fn usage_nodes_at_worst(&self, change: Change) -> u64 {
         let pages = (self.usage.table.len() + self.usage.removed.len()) as u64 + self.usage.ordinals / 1024;
-        let most = (self.dirty_max() + self.usage_nodes_least()) as u64;
+        let most = (self.dirty_share() + self.usage_nodes_least()) as u64;
         let of = |dirty: u64| of_leaves(dirty + change.dead, pages / 7 + 1);
         of(most).min(most + of(0)) + of_leaves(change.dead + 4, pages / 30 + 1)
     }
@@ -381,10 +381,21 @@ impl State {
         usize::try_from(of_store.clamp(8, 2048)).unwrap_or(8)
     }
 
+    /// Nodes in memory after which a checkpoint is made, however much memory there is: what they take is reserved.
+    fn dirty_share(&self) -> usize {
+        let of_store = self.store.capacity() / 64 / BLOCK_BYTES as u64;
+        usize::try_from(of_store).unwrap_or(usize::MAX).max(16)
+    }
+
     /// Nodes in memory after which a checkpoint is made.
     pub(crate) fn dirty_max(&self) -> usize {
-        let of_store = self.store.capacity() / 64 / BLOCK_BYTES as u64;
-        (self.options.cache_nodes / 2).min(usize::try_from(of_store).unwrap_or(usize::MAX)).max(16)
+        self.options.cache_nodes.min(self.dirty_share()).max(16)
+    }
+
+    /// Keeps so many nodes in memory from now on. What is promised to somebody does not depend on it.
+    pub(crate) fn set_cache_nodes(&mut self, nodes: usize) {
+        self.options.cache_nodes = nodes.max(16);
+        self.cache.lock().resize(self.options.cache_nodes);
     }
 
     /// Bytes that are accepted at once, at most: wherever their blocks are, [`State::reserve`] is for a batch of them.

@@ -48,7 +48,7 @@ const LOGDISK: &[&Layer] = &[
     &["shared", "rebuild", "mend"],
     &["recount"],
     &["survey"],
-    &["snapshots", "writer", "check", "recovery"],
+    &["snapshots", "stats", "writer", "check", "recovery"],
     &["scrub"],
     &["cleaner"],
     &["evacuate"],

@@ -1,7 +1,7 @@
 //! What must have room although the disk is full.
 
 use cffs_device::{Device, IoKind, MemoryDevice};
-use cffs_logdisk::{BLOCK_BYTES, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH};
+use cffs_logdisk::{BLOCK_BYTES, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, MemoryStore};
 use std::io;
 use std::sync::Arc;
 
@@ -23,6 +23,40 @@ fn is_full(r: io::Result<()>) -> bool {
 fn assert_sound(disk: &LogDisk) {
     let problems = disk.check(true).unwrap();
     assert!(problems.is_empty(), "{problems:#?}");
+}
+
+/// How much memory the maps have may change from mount to mount, and within one. Nobody's space becomes less by that; and the bound holds.
+#[test]
+fn memory_for_the_maps_takes_no_space_from_anybody() {
+    for (segments, segment) in
+        [(64, 64 << 10), (1024, 64 << 10), (1024, 256 << 10), (1024, 1 << 20), (4096, 1 << 20), (8192, 4 << 20)]
+    {
+        let store = Arc::new(MemoryStore::new(segments * segment, segment, true));
+        let disk = LogDisk::format(store, 1 << 40, &LogOptions::default()).unwrap();
+        for _ in 0..2 {
+            let usable = [0, 32 << 20, 1 << 30, usize::MAX / 2].map(|bytes| {
+                disk.set_cache_bytes(bytes);
+                disk.space().usable
+            });
+            assert!(usable.iter().all(|u| *u == usable[0]), "{segments} segments of {segment} bytes: {usable:?}");
+            disk.snapshot(MAIN_BRANCH, "s").unwrap();
+        }
+    }
+    let disk = LogDisk::format(image(4096), 1 << 40, &LogOptions::default()).unwrap();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut most = 0;
+    for bytes in [usize::MAX / 2, 32 * (8 << 10), 0] {
+        disk.set_cache_bytes(bytes);
+        for _ in 0..3000 {
+            disk.write_at(IoKind::Data, rng.u64(0..1 << 28) * BLOCK, &[1; BLOCK_BYTES]).unwrap();
+            most = most.max(disk.stats().dirty_nodes);
+        }
+        disk.flush().unwrap();
+        let (bound, stats) = ((bytes / (8 << 10)).clamp(16, 1024), disk.stats());
+        assert!(stats.cached_nodes <= bound && stats.dirty_nodes <= bound, "{bytes} bytes: {stats:?}");
+    }
+    assert!(most > 32, "at most {most} changed nodes were in memory");
+    assert_sound(&disk);
 }
 
 /// Each block of a batch changes another leaf of the map and another page of the bitmaps, and a leaf of the dead lists.
