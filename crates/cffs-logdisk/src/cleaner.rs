@@ -75,7 +75,7 @@ impl State {
 
     /// Whether a segment is one of nodes of which many live.
     fn has_young_nodes(&self, info: &SegmentInfo) -> bool {
-        info.stream == STREAM_NODES && info.live > self.size_of(info) / 4
+        info.stream == STREAM_NODES && info.live > self.size_of(info) / 2
     }
 
     /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one.

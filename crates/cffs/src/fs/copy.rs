@@ -49,9 +49,14 @@ impl Fs {
         if len > 0 && locked {
             return Err(Error::NotPermitted);
         }
+        // What is written to it has to begin where it ends, also behind a hole.
+        let appends = target.flags & FLAG_APPEND != 0;
         let mut buffer = Vec::new();
         let mut done = 0;
         while done < len {
+            if appends && done > 0 {
+                self.end_copy(c, to, to_offset + done)?;
+            }
             match self.copy_some(c, (from, offset + done), (to, to_offset + done), len - done, &mut buffer) {
                 Ok(0) => break,
                 Ok(n) => done += n,

@@ -2,6 +2,7 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
+use cffs::format::inode::FLAG_APPEND;
 use cffs::{Attr, Caller, Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs};
 use std::sync::Arc;
 
@@ -199,6 +200,28 @@ fn a_file_of_many_extents_is_collapsed_and_opened() {
     fs.fallocate(ROOT, long, Fallocate::Insert, 1 << 20, 8192).unwrap();
     want.splice(1 << 20..1 << 20, vec![0; 8192]);
     assert!(read(&fs, long) == want);
+    close(&fs, &dev);
+}
+
+/// Found by `campaign --only log`, seed 18030219: a copy to an append-only file ended where a hole did.
+#[test]
+fn a_copy_with_holes_is_appended_whole() {
+    let dev = fresh(16 << 20);
+    let fs = mount(&dev);
+    let (a, b) = (file(&fs, "a"), file(&fs, "b"));
+    for at in [8192, 40_000, 200_000] {
+        fs.write(ROOT, a, at, &bytes(at, 5000)).unwrap();
+    }
+    truncate(&fs, a, 300_000);
+    fs.write(ROOT, b, 0, &bytes(1, 10_000)).unwrap();
+    fs.set_flags(ROOT, b, FLAG_APPEND).unwrap();
+    let want = [read(&fs, b), read(&fs, a)[4000..].to_vec()].concat();
+    assert_eq!(fs.copy_range(ROOT, a, 4000, b, 10_000, u64::MAX / 4).unwrap(), 296_000);
+    assert!(read(&fs, b) == want);
+    fs.sync().unwrap();
+    assert!(attr(&fs, b).blocks <= attr(&fs, a).blocks + 64, "holes stay: {:?}", attr(&fs, b));
+    let again = fs.copy_range(ROOT, a, 0, b, 10_000, 5000);
+    assert!(matches!(again, Err(Error::NotPermitted)), "{again:?}");
     close(&fs, &dev);
 }
 
