@@ -17,12 +17,22 @@ pub(crate) struct Packer {
     data: Vec<u8>,
     summary: usize,
     room: u64,
+    /// Bytes of a segment that are worth a batch.
+    least: u64,
 }
+
+/// The end of a segment that is shorter than this part of it is not worth a request of its own where there is more to write than fits it.
+const SHORT_END: u64 = 64;
 
 impl Packer {
     /// `age` is the number of the batch in which the data was written, if that is long ago.
     pub(crate) fn new(stream: u8, age: Option<u64>) -> Self {
-        Packer { stream, age, entries: Vec::new(), data: Vec::new(), summary: SUMMARY_BYTES, room: 0 }
+        Packer { stream, age, entries: Vec::new(), data: Vec::new(), summary: SUMMARY_BYTES, room: 0, least: 0 }
+    }
+
+    /// The same for so many bytes of data in all, of which no few go to the short end of a segment.
+    pub(crate) fn of_bytes(bytes: u64, stream: u8, age: Option<u64>, segment: u64) -> Self {
+        Packer { least: bytes.min(segment / SHORT_END), ..Packer::new(stream, age) }
     }
 
     /// Blocks that are neighbours and fill so many bytes of a segment, with what a summary says of them.
@@ -45,7 +55,7 @@ impl Packer {
         if self.room == 0 || !self.fits(bytes, data.len(), align) {
             self.end(state, CONTINUES)?;
             let need = u64::from(Log::data_start(SUMMARY_BYTES + bytes, align)) + data.len() as u64 + u64::from(align);
-            self.room = state.log.begin(self.stream, need, &*state.store)?.min(BATCH_BYTES_MAX);
+            self.room = state.log.begin(self.stream, need.max(self.least), &*state.store)?.min(BATCH_BYTES_MAX);
         }
         self.summary += bytes;
         self.entries.push(entry);

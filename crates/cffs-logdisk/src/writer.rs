@@ -201,8 +201,9 @@ impl State {
         }
         let mut pending = std::mem::take(&mut self.pending);
         let of = |at: &Logical| pending.blocks.get_key_value(at);
-        let blocks = whole.iter().filter_map(of);
-        let r = self.write_batch(whole.len(), |state| state.write_pending(&pending.discards, blocks, &patches));
+        let blocks: Vec<_> = whole.iter().filter_map(of).collect();
+        let r =
+            self.write_batch(whole.len(), |state| state.write_pending(&pending.discards, blocks.into_iter(), &patches));
         if r.is_ok() {
             pending.was_patched(&whole);
         }
@@ -249,10 +250,11 @@ impl State {
     fn write_pending<'a>(
         &mut self,
         discards: &BTreeMap<Logical, u64>,
-        blocks: impl Iterator<Item = (&'a Logical, &'a Box<[u8]>)>,
+        blocks: impl ExactSizeIterator<Item = (&'a Logical, &'a Box<[u8]>)>,
         patches: &[(Logical, Patch)],
     ) -> io::Result<()> {
-        let mut packer = Packer::new(STREAM_NEW, None);
+        let bytes = (blocks.len() * BLOCK_BYTES) as u64;
+        let mut packer = Packer::of_bytes(bytes, STREAM_NEW, None, self.store.segment_bytes());
         for (at, end) in discards {
             packer.add(self, Entry::Discard { at: *at, blocks: end - at.block }, &[])?;
         }
