@@ -219,7 +219,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         if outcome.report().is_some_and(Report::is_sound) && state != Some(State::Clean) {
             discard_left_over(&dev).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
         }
-        disk.checkpoint().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
+        disk.finish().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     }
     let (lost, summaries) = outcome.log_disk.as_ref().map_or((false, 0), |d| (d.lost_data(), d.summaries.len()));
     let unmarked = outcome.log_disk.as_ref().is_some_and(|d| d.unmarked);

@@ -231,7 +231,7 @@ fn mend(dev: &Arc<dyn Device>) -> io::Result<MendReport> {
 /// Makes the log end before what cannot be read.
 fn go_on(dev: &Arc<dyn Device>) -> io::Result<()> {
     let options = LogOptions { lose_end: true, unmarked: true, ..LogOptions::default() };
-    LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &options)?.checkpoint()
+    LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &options)?.finish()
 }
 
 /// Names the files that have lost data by a rebuild, and with `data` those whose data is damaged. What is lost becomes an error for who reads it, if

@@ -68,7 +68,7 @@ impl LogLayout {
             let options = format!("compress={}", compression_name(self.compression));
             (_, sb) = cffs::tune(&*self.disk, &Tune::default().mount_options(Some(options)))?;
         }
-        self.disk.checkpoint().context("cannot end the log disk")?;
+        self.disk.finish().context("cannot end the log disk")?;
         Ok(sb)
     }
 }

@@ -5,6 +5,7 @@ use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
 use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::layouts::{MapLayout, SegmentInfo};
 use crate::log::{Log, NewBatch, STREAM_NODES};
+use crate::root::{CLOSED_EPOCH, RootRecord};
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeHead, NodeRef, NodeSink, Root, StoredNodes};
@@ -17,43 +18,12 @@ use std::sync::Arc;
 const RECORD_MAGIC: u32 = 0x3152_4c43; // "CLR1"
 /// Flag of a checkpoint: the map was made anew, and what is lost is not marked yet.
 const UNMARKED: u16 = 1;
-const ROOT_MAGIC: u32 = 0x3154_4c43; // "CLT1"
 /// Most nodes in one batch.
 const NODES_PER_BATCH: u64 = 128;
 /// How often a checkpoint stores the usage again so that its record becomes shorter.
 const RECORD_TRIES: u32 = 6;
 /// Bytes of the entry of a node in a summary.
 const NODE_ENTRY_BYTES: usize = 43;
-
-/// What the root of the store says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RootRecord {
-    /// The batch with the checkpoint.
-    pub(crate) segment: SegmentId,
-    pub(crate) offset: u32,
-    /// Batches behind it count if they have this epoch.
-    pub(crate) epoch: u64,
-}
-
-impl RootRecord {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        out.put_u32(ROOT_MAGIC);
-        out.put_u32(1);
-        out.put_u64(self.segment);
-        out.put_u32(self.offset);
-        out.put_u64(self.epoch);
-        out
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> io::Result<Self> {
-        let mut f = Fields::new(bytes);
-        if f.u32()? != ROOT_MAGIC || f.u32()? != 1 {
-            return Err(corrupt("the root of the store is none of a log disk"));
-        }
-        Ok(RootRecord { segment: f.u64()?, offset: f.u32()?, epoch: f.u64()? })
-    }
-}
 
 /// Writes nodes in batches. The place of a node is known before its batch is written, because the summary has a fixed length.
 struct NodeWriter<'a> {
@@ -212,17 +182,34 @@ impl State {
 
     /// Makes a checkpoint. What is pending is not part of it, unless batches have patches of it, which recovery would not see any more.
     pub(crate) fn checkpoint(&mut self) -> io::Result<()> {
+        self.checkpoint_under(self.log.epoch)
+    }
+
+    /// The same, if anything has changed, and a root that says that no batch follows.
+    pub(crate) fn close(&mut self) -> io::Result<()> {
+        self.check()?;
+        if !self.is_stored() {
+            self.checkpoint_under(CLOSED_EPOCH)
+        } else if self.log.root.record.epoch != CLOSED_EPOCH {
+            let r = self.log.root.replace(&*self.store, RootRecord { epoch: CLOSED_EPOCH, ..self.log.root.record });
+            self.fatal(r)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn checkpoint_under(&mut self, epoch: u64) -> io::Result<()> {
         self.check()?;
         self.write_patched()?;
         // One that only makes cleaned segments free is a part of the cleaning.
         let _purpose = (Purpose::current() != Purpose::Clean).then(|| Purpose::Checkpoint.scope());
         let observed = self.observed.clone();
         let _checkpoint = observed.work(Work::Checkpoint, &mut self.for_checkpoint);
-        let r = self.try_checkpoint();
+        let r = self.try_checkpoint(epoch);
         self.fatal(r)
     }
 
-    fn try_checkpoint(&mut self) -> io::Result<()> {
+    fn try_checkpoint(&mut self, epoch: u64) -> io::Result<()> {
         self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
         self.store_maps()?;
         self.store_catalog()?;
@@ -249,13 +236,13 @@ impl State {
             NewBatch { stream: STREAM_NODES, flags: 0, entries: vec![entry], data: &record, age: None, reserved: 0 };
         let summary = self.log.write(batch, &*self.store, &mut self.usage)?;
         self.record = Some((Birth { segment: summary.segment, ordinal: summary.first_ordinal }, u64::from(stored)));
-        let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch: self.log.epoch };
+        let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch };
         let flush_failed = self.flush_failed.clone();
         let failed = flush_failed.lock();
         if *failed {
             return Err(io::Error::other("a flush has failed: what is behind the last checkpoint may be lost"));
         }
-        self.root_sequence = self.store.replace_root(self.root_sequence, &root.encode())?;
+        self.log.root.replace(&*self.store, root)?;
         drop(failed);
         self.log.durable = self.log.sequence - 1;
         self.log.since_checkpoint = 0;

@@ -405,7 +405,7 @@ mod tests {
             disk.flush().unwrap();
             let (root, removed, batch) = {
                 let state = disk.lock();
-                (state.root_sequence, state.usage.removed.len(), state.log.sequence)
+                (state.log.root.sequence, state.usage.removed.len(), state.log.sequence)
             };
             if root != seen.0 || removed > seen.1 {
                 seen = (root, removed, if root == seen.0 { batch } else { u64::MAX });

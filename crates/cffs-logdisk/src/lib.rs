@@ -74,6 +74,7 @@ mod recent;
 mod recount;
 mod recovery;
 mod remains;
+mod root;
 mod scan;
 mod scrub;
 mod shared;

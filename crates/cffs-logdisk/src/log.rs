@@ -6,6 +6,7 @@
 
 use crate::batch::{BATCH_BYTES_MAX, Entry, STREAMS, SUMMARY_BYTES, StreamEnd, Summary};
 use crate::codec::corrupt;
+use crate::root::{CLOSED_EPOCH, RootRecord, StoredRoot};
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::usage::Usage;
 use cffs_device::Purpose;
@@ -21,6 +22,7 @@ pub(crate) const STREAM_NODES: u8 = 3;
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     pub(crate) uuid: [u8; 16],
+    pub(crate) root: StoredRoot,
     pub(crate) epoch: u64,
     /// Of the next batch.
     pub(crate) sequence: u64,
@@ -55,6 +57,7 @@ impl Log {
     pub(crate) fn new(uuid: [u8; 16], epoch: u64) -> Self {
         Log {
             uuid,
+            root: StoredRoot::none(0),
             epoch,
             sequence: 1,
             durable: 0,
@@ -68,7 +71,8 @@ impl Log {
 
     /// Forgets where the log goes on: the next batch is that of a checkpoint, in a new segment.
     pub(crate) fn begin_anew(&mut self, epoch: u64, last: u64, durable: u64) {
-        *self = Log { sequence: last + 1, durable, written: self.written, ..Log::new(self.uuid, epoch) };
+        *self =
+            Log { sequence: last + 1, durable, root: self.root, written: self.written, ..Log::new(self.uuid, epoch) };
     }
 
     /// Whether a batch may still go to the segment.
@@ -134,6 +138,17 @@ impl Log {
         (summary as u32).next_multiple_of(align)
     }
 
+    /// Makes the root one that batches may follow. What is written from now on has an epoch of its own, by which a loss of this root is noticed.
+    fn reopen(&mut self, store: &dyn SegmentStore) -> io::Result<()> {
+        if self.root.record.epoch != CLOSED_EPOCH {
+            return Ok(());
+        }
+        let epoch = self.root.sequence + 1;
+        self.root.replace(store, RootRecord { epoch, ..self.root.record })?;
+        self.epoch = epoch;
+        Ok(())
+    }
+
     /// Writes a batch at the end of its stream, for which `begin` has made room.
     pub(crate) fn write(
         &mut self,
@@ -141,6 +156,7 @@ impl Log {
         store: &dyn SegmentStore,
         usage: &mut Usage,
     ) -> io::Result<Summary> {
+        self.reopen(store)?;
         // Whoever cleans or makes a checkpoint has said so.
         let _purpose = Purpose::Log.scope_if_none();
         let NewBatch { stream, flags, entries, data, age, reserved } = batch;

@@ -16,7 +16,7 @@
 use crate::batch::{BATCH_BYTES_MAX, Entry, Logical, Payload, Summary};
 use crate::catalog::{Branch, MAIN_BRANCH};
 use crate::check::check;
-use crate::checkpoint::{RecordFields, RootRecord};
+use crate::checkpoint::RecordFields;
 use crate::codec::{COUNTER_MAX, corrupt};
 use crate::copies::get_right;
 use crate::evacuate::place_of;
@@ -26,6 +26,7 @@ use crate::options::LogOptions;
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
 use crate::remains::{ReadBytes, summary_by};
+use crate::root::{RootRecord, StoredRoot};
 use crate::scan::{next_batch, patience, read_wanted};
 use crate::state::State;
 use crate::store::{Geometry, ImageStore, NO_SEGMENT, SegmentId, SegmentStore, parts_of};
@@ -157,7 +158,7 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
             Ok((state, None)) => {
                 // Only now: for a store of objects this deletes all others.
                 store.adopt(&state.existing())?;
-                store.replace_root(state.root_sequence, &root.encode())?;
+                store.replace_root(state.log.root.sequence, &root.encode())?;
                 report.from_checkpoint = true;
                 report.logical_bytes = state.logical_bytes;
                 return Ok(report);
@@ -255,7 +256,7 @@ fn finish_recounted(
     mut report: RebuildReport,
 ) -> io::Result<RebuildReport> {
     state.options.read_only = false;
-    state.root_sequence = state.store.root()?.sequence;
+    state.log.root = StoredRoot::none(state.store.root()?.sequence);
     let epoch = newer_epoch(&state, last)?;
     state.log.begin_anew(epoch, last.1, last.1);
     state.store.adopt(&state.existing())?;
@@ -269,7 +270,7 @@ fn finish_recounted(
 
 /// The epoch of a root that is made anew.
 fn newer_epoch(state: &State, last: Order) -> io::Result<u64> {
-    let epoch = state.root_sequence + 1;
+    let epoch = state.log.root.sequence + 1;
     if last.0 >= epoch {
         return Err(corrupt("the root of the store is older than its batches: the store must be opened for recovery"));
     }
@@ -528,7 +529,7 @@ impl Maker {
         let empty: Vec<SegmentId> = state.empty_segments().collect();
         empty.into_iter().for_each(|id| state.usage.remove(id));
         state.usage.removed.clear();
-        state.root_sequence = state.store.root()?.sequence;
+        state.log.root = StoredRoot::none(state.store.root()?.sequence);
         let epoch = newer_epoch(state, last)?;
         state.log.begin_anew(epoch, last.1, content);
         state.store.adopt(&state.existing())?;

@@ -12,7 +12,6 @@ use crate::around::{Around, KEPT_BYTES};
 use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Logical, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, MAIN_BRANCH};
-use crate::checkpoint::RootRecord;
 use crate::codec::corrupt;
 use crate::copies::get_right;
 use crate::extent::{BLOCK_BYTES, Birth};
@@ -22,6 +21,7 @@ use crate::options::LogOptions;
 use crate::patches::Patches;
 use crate::pending::Pending;
 use crate::recent::Recent;
+use crate::root::{CLOSED_EPOCH, RootRecord, StoredRoot};
 use crate::scan::{is_whole, patience, read_summary, read_wanted, search};
 use crate::state::State;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
@@ -59,7 +59,6 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         recent: Recent::default(),
         patches: Patches::default(),
         reserved: 0,
-        root_sequence: 0,
         record: None,
         map_level: 0,
         listed: 0,
@@ -100,8 +99,8 @@ pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: 
             format!("{} bytes are too few for a log disk with such segments", state.store.capacity()),
         ));
     }
-    state.root_sequence = state.store.root()?.sequence;
-    state.log.epoch = state.root_sequence + 1;
+    state.log.root = StoredRoot::none(state.store.root()?.sequence);
+    state.log.epoch = state.log.root.record.epoch;
     state.add_main();
     state.checkpoint()?;
     Ok(state)
@@ -180,7 +179,7 @@ pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Re
 /// Opens the disk with a root that the store need not have.
 pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &LogOptions) -> io::Result<State> {
     let mut state = blank(store, options);
-    state.root_sequence = state.store.root()?.sequence;
+    state.log.root = StoredRoot { sequence: state.store.root()?.sequence, record: root };
     let checkpoint = state.load_checkpoint(&root)?;
     if state.unmarked && !options.unmarked {
         return Err(corrupt("the log disk was rebuilt, and not to its end: what is lost is not marked yet"));
@@ -306,6 +305,10 @@ impl State {
         let mut found: Vec<Found> = Vec::new();
         let mut durable = 0;
         let mut end = LogEnd::of(checkpoint, epoch);
+        if epoch == CLOSED_EPOCH {
+            // None follows, but a root may have, and be lost.
+            return self.next_batch(&end, &mut Vec::new()).map(|_| found);
+        }
         loop {
             let mut unreadable = Vec::new();
             let next = match self.next_batch(&end, &mut unreadable)? {
@@ -367,10 +370,10 @@ impl State {
             match read_wanted(&*self.store, self.log.uuid, segment, offset, &follows) {
                 Ok(s) if follows(&s) => return Ok(Some(s)),
                 // The number of a root is the highest epoch of what was written until the next one.
-                Ok(s) if s.epoch > self.root_sequence => {
+                Ok(s) if s.epoch > self.log.root.sequence => {
                     return Err(corrupt(format!(
                         "batch {} in segment {segment:#x} at {offset} was written under root {}, which is lost: root {} is older",
-                        s.sequence, s.epoch, self.root_sequence
+                        s.sequence, s.epoch, self.log.root.sequence
                     )));
                 }
                 Err(error) if !is_absent(&error) => {
@@ -451,13 +454,13 @@ impl State {
     /// Makes this process the one that writes: a new epoch, under which nothing has been written yet.
     fn take_over(&mut self, root: &RootRecord, clean: bool) -> io::Result<()> {
         self.store.adopt(&self.existing())?;
-        let epoch = self.root_sequence + 1;
+        let epoch = self.log.root.sequence + 1;
         self.log.epoch = epoch;
         let clean = clean && self.damaged.is_empty();
         // The root gets a new sequence number in any case, so that this mount's segments have names of their own. The
         // batches found keep their epoch until a checkpoint has them.
         let bumped = RootRecord { epoch: if clean { epoch } else { root.epoch }, ..*root };
-        self.root_sequence = self.store.replace_root(self.root_sequence, &bumped.encode())?;
+        self.log.root.replace(&*self.store, bumped)?;
         self.log.leave(&self.damaged, &*self.store)?;
         if clean { Ok(()) } else { self.checkpoint() }
     }

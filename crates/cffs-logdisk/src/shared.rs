@@ -373,13 +373,16 @@ impl Shared {
     }
 
     pub(crate) fn checkpoint(&self) -> io::Result<()> {
+        self.store_all(|state| if state.is_stored() { state.check() } else { state.checkpoint() })
+    }
+
+    fn store_all(&self, how: impl Fn(&mut State) -> io::Result<()>) -> io::Result<()> {
         let mut state = self.lock();
         state.seal()?;
-        if state.is_stored() {
-            return state.check();
+        if !state.is_stored() {
+            state.ensure_room(Change::default(), Level::Accepted)?;
         }
-        state.ensure_room(Change::default(), Level::Accepted)?;
-        state.checkpoint()
+        how(&mut state)
     }
 
     /// See [`cffs_device::Device::observe`].
@@ -414,7 +417,7 @@ impl Shared {
 
     /// A disk that can only be read has nothing to store.
     pub(crate) fn finish(&self) -> io::Result<()> {
-        if self.lock().options.read_only { Ok(()) } else { self.checkpoint() }
+        if self.lock().options.read_only { Ok(()) } else { self.store_all(State::close) }
     }
 
     pub(crate) fn discard(&self, branch: u32, offset: u64, len: u64) -> io::Result<()> {

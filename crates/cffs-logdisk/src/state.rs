@@ -59,8 +59,6 @@ pub(crate) struct State {
     pub(crate) patches: Patches,
     /// Bytes that somebody has reserved.
     pub(crate) reserved: u64,
-    /// Sequence number of the root, and where the checkpoint is that it refers to: place and bytes.
-    pub(crate) root_sequence: u64,
     pub(crate) record: Option<(Birth, u64)>,
     /// Segments that are not worth cleaning until what lives in them changes: their live bytes.
     pub(crate) poor: BTreeMap<SegmentId, u64>,

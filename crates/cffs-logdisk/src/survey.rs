@@ -5,8 +5,8 @@
 //! known to be durable, batches count up to the first that is missing or not whole, as in recovery.
 
 use crate::batch::{CONTINUES, Entry, Summary};
-use crate::checkpoint::RootRecord;
 use crate::layouts::SegmentInfo;
+use crate::root::RootRecord;
 use crate::scan::{are_whole, batch_at, patience, read_summary, read_wanted, search};
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use std::collections::{BTreeMap, BTreeSet};

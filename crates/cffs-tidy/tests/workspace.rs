@@ -59,7 +59,7 @@ const LOGDISK: &[&Layer] = &[
     &["catalog", "log", "recent", "pending", "patches"],
     &["usage"],
     &["scan", "remains"],
-    &["batch", "cache"],
+    &["batch", "cache", "root"],
     &["layouts"],
     &["tree", "compress"],
     &["around", "patch", "covered"],

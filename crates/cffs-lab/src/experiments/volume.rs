@@ -144,7 +144,7 @@ impl Volume {
         let disk = Arc::new(SimDevice::partition(model, start, bytes, clock.clone()));
         let options = ImageOptions { uuid: [9; 16], slot_bytes: setup.segment };
         let store = Arc::new(ImageStore::format(disk.clone(), &options)?);
-        LogDisk::format(store, bytes, &setup.options())?.checkpoint()?;
+        LogDisk::format(store, bytes, &setup.options())?.finish()?;
         Ok(Volume { clock, disks: vec![disk], log: Some(setup) })
     }
 
@@ -238,7 +238,7 @@ impl OpenVolume {
     /// Those of a log disk.
     pub fn close(self) -> Result<LogStats> {
         let Some(log) = self.log else { return Ok(LogStats::default()) };
-        log.checkpoint()?;
+        log.finish()?;
         Ok(log.stats())
     }
 }

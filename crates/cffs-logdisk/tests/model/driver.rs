@@ -233,7 +233,9 @@ impl Driver {
             78..82 => {
                 self.disk.clean_step(self.config.slot_bytes * self.rng.u64(1..5))?;
             }
-            82..85 => self.disk.checkpoint()?,
+            82..84 => self.disk.checkpoint()?,
+            // Its owner goes on all the same.
+            84 => self.disk.finish()?,
             85..90 if self.model.snapshots.len() < 8 => {
                 let branch = self.any_branch();
                 let id = self.disk.snapshot(branch, "one")?;

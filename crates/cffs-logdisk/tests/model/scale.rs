@@ -39,6 +39,59 @@ fn opening_reads_the_table_and_little_else_and_memory_is_bounded() {
     assert!(disk.stats().cached_nodes <= 64);
 }
 
+/// Who ends the use of a disk says that nothing follows, so nobody looks for it. What follows all the same is found, and a loss of the root that says so
+/// is noticed.
+#[test]
+fn what_was_closed_is_opened_with_few_bytes_and_what_follows_is_not_lost() {
+    let options = LogOptions::default();
+    let (device, disk) = scattered(3000, &options);
+    let open = |device: &Arc<MemoryDevice>| {
+        let counted = Arc::new(CountingDevice::new(device.clone()));
+        let disk = LogDisk::open(Arc::new(ImageStore::open(counted.clone())?), &options)?;
+        Ok::<_, std::io::Error>((disk, counted.snapshot().read_bytes()))
+    };
+    let block = |disk: &LogDisk| {
+        let mut data = [0; BLOCK_BYTES];
+        disk.read_at(IoKind::Data, BLOCK, &mut data).unwrap();
+        data[0]
+    };
+    disk.checkpoint().unwrap();
+    let (_, looked) = open(&device).unwrap();
+    disk.finish().unwrap();
+    let closed = superblocks(&device);
+    disk.finish().unwrap();
+    assert!(superblocks(&device) == closed, "it was closed already");
+    disk.write_at(IoKind::Data, BLOCK, &[1; BLOCK_BYTES]).unwrap();
+    disk.flush().unwrap();
+    drop(disk);
+    let crashed = superblocks(&device);
+    restore(&device, &closed);
+    let lost = open(&device).map(drop).unwrap_err();
+    assert!(lost.kind() == std::io::ErrorKind::InvalidData && lost.to_string().contains("is lost"), "{lost}");
+    restore(&device, &crashed);
+    let (disk, _) = open(&device).unwrap();
+    assert_eq!(block(&disk), 1);
+    disk.finish().unwrap();
+    drop(disk);
+    let (disk, read) = open(&device).unwrap();
+    assert!(looked > 1 << 20 && read < looked / 4, "{read} bytes, and {looked} where something may follow");
+    assert_eq!(block(&disk), 1);
+    // A look alone leaves it open; what has not changed is closed without a checkpoint.
+    let written = disk.stats().written;
+    disk.finish().unwrap();
+    assert_eq!(disk.stats().written, written);
+}
+
+fn superblocks(device: &MemoryDevice) -> Vec<u8> {
+    let mut bytes = vec![0; 128 << 10];
+    device.read_at(IoKind::Super, 0, &mut bytes).unwrap();
+    bytes
+}
+
+fn restore(device: &MemoryDevice, superblocks: &[u8]) {
+    device.write_at(IoKind::Super, 0, superblocks).unwrap();
+}
+
 #[test]
 fn a_discard_of_everything_is_done_in_bounded_memory() {
     let options = LogOptions { cache_nodes: 64, ..LogOptions::default() };
