@@ -87,6 +87,13 @@ fn random_u32() -> Result<u32> {
 }
 
 pub(super) fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
+    put_superblock(dev, sb)?;
+    dev.flush()?;
+    Ok(())
+}
+
+/// The same, for who flushes the device.
+fn put_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
     let _purpose = Purpose::Checkpoint.scope();
     // Whole sectors are written. If a sector is larger than the superblock, the rest of it is read first and kept.
     let len = SUPERBLOCK_SIZE.next_multiple_of(dev.sector_size() as usize);
@@ -96,7 +103,6 @@ pub(super) fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> 
     }
     b[..SUPERBLOCK_SIZE].copy_from_slice(&sb.encode());
     dev.write_at(IoKind::Super, 0, &b)?;
-    dev.flush()?;
     Ok(())
 }
 
@@ -120,8 +126,11 @@ fn mark_mounted(
         (_, MetadataMode::Journal) => State::Journaled,
         _ => State::Unjournaled,
     };
-    write_superblock(dev, sb)?;
-    // In a file system that was unmounted both headers are intact. Only from now on a crash may tear one of them.
+    put_superblock(dev, sb)?;
+    // In a file system that was unmounted both headers are intact. Only from now on a crash may tear one of them, where a device does not keep the order.
+    if dev.atomic_max() == 0 || log_dev.is_some() {
+        dev.flush()?;
+    }
     let _purpose = Purpose::Log.scope();
     let log = log_dev.unwrap_or(dev);
     journal::write_header(log, journal::log_extent(sb).0, header)?;
@@ -463,7 +472,7 @@ impl Fs {
             sb.state = State::Clean;
         }
         sb.maintenance_credit = self.maintenance_credit();
-        write_superblock(&*self.dev, &sb)?;
+        put_superblock(&*self.dev, &sb)?;
         self.dev.finish()?;
         written
     }
