@@ -205,6 +205,8 @@ impl State {
         let _purpose = (Purpose::current() != Purpose::Clean).then(|| Purpose::Checkpoint.scope());
         let observed = self.observed.clone();
         let _checkpoint = observed.work(Work::Checkpoint, &mut self.for_checkpoint);
+        // Nodes of all trees and the record of the checkpoint are side by side.
+        self.store.hold();
         let r = self.try_checkpoint(epoch);
         self.fatal(r)
     }

@@ -4,6 +4,7 @@
 //! given out again only after a root that no longer refers to its last segment, so an id never comes twice. The slots
 //! in use are known to the owner, which tells them after it has read its checkpoint; no slot has a header of its own.
 
+use super::held::Held;
 use super::segment_store::{Get, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
 use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
@@ -50,6 +51,8 @@ pub struct ImageStore {
     slots: AtomicU64,
     first_slot: u64,
     inner: Mutex<Inner>,
+    /// What was appended and is not on the device yet.
+    held: Held,
     /// Slots in [`Inner::deleted`], known without the lock, which is held while a root is written.
     deleted: AtomicUsize,
     /// A slot was discarded.
@@ -206,9 +209,14 @@ impl ImageStore {
                 discarding: 0,
                 next_slots: sb.slots,
             }),
+            held: Held::default(),
             deleted: AtomicUsize::new(0),
             discarded: Condvar::new(),
         }
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.device.write_at(IoKind::Log, at, bytes)
     }
 
     /// Number of slots.
@@ -298,7 +306,11 @@ impl SegmentStore for ImageStore {
 
     fn append(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let at = self.place(segment, offset, bytes.len())?;
-        self.device.write_at(IoKind::Log, at, bytes)
+        self.held.put(at, bytes, &|at, bytes| self.write(at, bytes))
+    }
+
+    fn hold(&self) {
+        self.held.begin();
     }
 
     fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -311,6 +323,7 @@ impl SegmentStore for ImageStore {
         for p in parts.iter() {
             let at = self.place(p.segment, p.offset, p.buf.len())?;
             let end = at + p.buf.len() as u64;
+            self.held.before_read(at..end, &|at, bytes| self.write(at, bytes))?;
             places.push((at, at / sector * sector..end.next_multiple_of(sector)));
         }
         // Parts that are not of whole sectors are read with what is around them.
@@ -356,6 +369,7 @@ impl SegmentStore for ImageStore {
         let sector = u64::from(self.device.sector_size());
         let start = at / sector * sector;
         let end = (at + buf.len() as u64).next_multiple_of(sector);
+        self.held.before_read(at..end, &|at, bytes| self.write(at, bytes))?;
         let mut bytes = vec![0; (end - start) as usize];
         self.device.read_copy(IoKind::Data, copy, start, &mut bytes)?;
         buf.copy_from_slice(&bytes[(at - start) as usize..][..buf.len()]);
@@ -488,6 +502,7 @@ impl SegmentStore for ImageStore {
             first_slot: self.first_slot,
             root: bytes.to_vec(),
         };
+        self.held.end(&|at, bytes| self.write(at, bytes))?;
         self.device.flush()?;
         self.device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[inner.next_copy], &sb.encode())?;
         self.device.flush()?;
@@ -502,6 +517,7 @@ impl SegmentStore for ImageStore {
     }
 
     fn flush(&self) -> io::Result<()> {
+        self.held.write_out(&|at, bytes| self.write(at, bytes))?;
         self.device.flush()
     }
 

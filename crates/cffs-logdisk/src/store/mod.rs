@@ -3,6 +3,7 @@
 //! Nothing above assumes that segments have equal lengths, that bytes can be overwritten, or that the store can add to
 //! a segment later. An image file gives fixed slots and can append; an object store gives objects of any length.
 
+mod held;
 mod image;
 mod memory;
 mod segment_store;
