@@ -35,11 +35,13 @@ impl Packer {
         Packer { least: bytes.min(segment / SHORT_END), ..Packer::new(stream, age) }
     }
 
-    /// Blocks that are neighbours and fill so many bytes of a segment, with what a summary says of them.
-    pub(crate) fn blocks_in(bytes: u64) -> usize {
-        // A checksum for each, and an entry for few.
-        const COST: u64 = BLOCK_BYTES as u64 + 8;
-        (bytes.saturating_sub(SUMMARY_BYTES as u64 + BLOCK_BYTES as u64) / COST) as usize
+    /// Blocks in so many runs that fill so many bytes of a segment, with what a summary says of them.
+    pub(crate) fn blocks_in(bytes: u64, runs: usize, align: u32) -> usize {
+        // A checksum for each, and an entry for each run; a long one has several. Some runs more may come with the last blocks.
+        const SPARE_ENTRIES: u64 = 24;
+        const ENTRY: u64 = 32;
+        let summary = SUMMARY_BYTES as u64 + (runs as u64 + SPARE_ENTRIES) * ENTRY + u64::from(align);
+        (bytes.saturating_sub(summary) / (BLOCK_BYTES as u64 + 4)) as usize
     }
 
     /// Whether the open batch has room for an entry and its data.

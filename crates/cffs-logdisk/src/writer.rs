@@ -127,8 +127,9 @@ impl State {
     /// batch of its own, with a summary and a request of its own.
     fn batch_blocks(&self) -> usize {
         let most = self.batch_max() / BLOCK_BYTES;
-        let whole = Packer::blocks_in(self.store.segment_bytes());
-        let left = Packer::blocks_in(self.log.left(STREAM_NEW, &*self.store));
+        let blocks_in = |bytes| Packer::blocks_in(bytes, self.pending.extents, self.store.alignment());
+        let whole = blocks_in(self.store.segment_bytes());
+        let left = blocks_in(self.log.left(STREAM_NEW, &*self.store));
         // The rest of a segment that is short is left to what a flush ends.
         let first = if left < whole / 8 { whole } else { left };
         match most.checked_sub(first) {
