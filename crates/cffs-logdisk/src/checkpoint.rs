@@ -182,14 +182,14 @@ impl State {
 
     /// Makes a checkpoint. What is pending is not part of it, unless batches have patches of it, which recovery would not see any more.
     pub(crate) fn checkpoint(&mut self) -> io::Result<()> {
-        self.checkpoint_under(self.log.epoch)
+        self.store_state(false)
     }
 
     /// The same, if anything has changed, and a root that says that no batch follows.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         self.check()?;
         if !self.is_stored() {
-            self.checkpoint_under(CLOSED_EPOCH)
+            self.store_state(true)
         } else if self.log.root.record.epoch != CLOSED_EPOCH {
             let r = self.log.root.replace(&*self.store, RootRecord { epoch: CLOSED_EPOCH, ..self.log.root.record });
             self.fatal(r)
@@ -198,7 +198,7 @@ impl State {
         }
     }
 
-    fn checkpoint_under(&mut self, epoch: u64) -> io::Result<()> {
+    fn store_state(&mut self, closes: bool) -> io::Result<()> {
         self.check()?;
         self.write_patched()?;
         // One that only makes cleaned segments free is a part of the cleaning.
@@ -207,11 +207,11 @@ impl State {
         let _checkpoint = observed.work(Work::Checkpoint, &mut self.for_checkpoint);
         // Nodes of all trees and the record of the checkpoint are side by side.
         self.store.hold();
-        let r = self.try_checkpoint(epoch);
+        let r = self.try_checkpoint(closes);
         self.fatal(r)
     }
 
-    fn try_checkpoint(&mut self, epoch: u64) -> io::Result<()> {
+    fn try_checkpoint(&mut self, closes: bool) -> io::Result<()> {
         self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
         self.store_maps()?;
         self.store_catalog()?;
@@ -238,6 +238,8 @@ impl State {
             NewBatch { stream: STREAM_NODES, flags: 0, entries: vec![entry], data: &record, age: None, reserved: 0 };
         let summary = self.log.write(batch, &*self.store, &mut self.usage)?;
         self.record = Some((Birth { segment: summary.segment, ordinal: summary.first_ordinal }, u64::from(stored)));
+        // As it is now: on a disk that was closed, the first batch of this checkpoint has begun a new one.
+        let epoch = if closes { CLOSED_EPOCH } else { self.log.epoch };
         let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch };
         let flush_failed = self.flush_failed.clone();
         let failed = flush_failed.lock();

@@ -240,8 +240,7 @@ impl State {
     /// Writes what was taken out of segments elsewhere, in logical order. Returns the bytes.
     pub(crate) fn write_copies(&mut self, stream: u8, age: Option<u64>, mut out: Evacuated) -> io::Result<u64> {
         out.moves.sort_by_key(|m| (m.at, m.version));
-        let bytes = out.moves.iter().map(|m| m.data.len() as u64).sum();
-        let mut packer = Packer::of_bytes(bytes, stream, age, self.store.segment_bytes());
+        let mut packer = Packer::new(stream, age);
         let mut copied = 0;
         for m in out.moves {
             copied += m.data.len() as u64;

@@ -21,8 +21,9 @@ pub(crate) struct Packer {
     least: u64,
 }
 
-/// The end of a segment that is shorter than this part of it is not worth a request of its own where there is more to write than fits it.
+/// The end of a segment that is shorter than this part of it is not worth a request of its own where so large a part of one is written.
 const SHORT_END: u64 = 64;
+const MANY: u64 = 8;
 
 impl Packer {
     /// `age` is the number of the batch in which the data was written, if that is long ago.
@@ -30,9 +31,10 @@ impl Packer {
         Packer { stream, age, entries: Vec::new(), data: Vec::new(), summary: SUMMARY_BYTES, room: 0, least: 0 }
     }
 
-    /// The same for so many bytes of data in all, of which no few go to the short end of a segment.
+    /// The same for so many bytes of data in all. If they are many, no few of them go to the short end of a segment.
     pub(crate) fn of_bytes(bytes: u64, stream: u8, age: Option<u64>, segment: u64) -> Self {
-        Packer { least: bytes.min(segment / SHORT_END), ..Packer::new(stream, age) }
+        let least = if bytes >= segment / MANY { segment / SHORT_END } else { 0 };
+        Packer { least, ..Packer::new(stream, age) }
     }
 
     /// Blocks in so many runs that fill so many bytes of a segment, with what a summary says of them.

@@ -41,7 +41,8 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 #[test]
 fn any_sequence_with_crashes_gives_a_prefix_of_what_was_written() {
     let mut seen = [0; 3];
-    for seed in seeds(40) {
+    // The last one closed a disk and then made a checkpoint under the epoch from before, under which nothing that followed was found.
+    for seed in seeds(40).chain([501_734]) {
         match std::panic::catch_unwind(|| run(seed, 150)) {
             Ok(more) => seen.iter_mut().zip(more).for_each(|(all, n)| *all += n),
             Err(e) => {
