@@ -33,6 +33,8 @@ use std::time::Duration;
 
 /// The part of the memory of a mount that its log disk has besides for nodes of its maps.
 const MAP_SHARE: usize = 8;
+/// The least that it has: with fewer nodes a large store would make checkpoints all the time.
+const MAP_LEAST: usize = 32 << 20;
 
 /// The options of `-o` and the exit codes, for help and man pages.
 const OPTIONS_HELP: &str = "\
@@ -420,7 +422,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     options.engine.read_only |= image.dev.read_only();
     trace.set_classes(options.engine.trace);
     if let Some(log_disk) = &image.log_disk {
-        log_disk.set_cache_bytes(options.engine.cache_bytes / MAP_SHARE);
+        log_disk.set_cache_bytes((options.engine.cache_bytes / MAP_SHARE).max(MAP_LEAST));
     }
     match (&image.log_disk, options.compression) {
         (Some(log_disk), Some(compression)) => log_disk.set_compression(compression),

@@ -205,7 +205,9 @@ impl State {
         let _purpose = (Purpose::current() != Purpose::Clean).then(|| Purpose::Checkpoint.scope());
         let observed = self.observed.clone();
         let _checkpoint = observed.work(Work::Checkpoint, &mut self.for_checkpoint);
-        // Nodes of all trees and the record of the checkpoint are side by side.
+        // Nodes of all trees and the record of the checkpoint are side by side. A new root would end that.
+        let reopened = self.log.reopen(&*self.store);
+        self.fatal(reopened)?;
         self.store.hold();
         let r = self.try_checkpoint(closes);
         self.fatal(r)

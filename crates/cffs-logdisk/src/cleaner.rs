@@ -23,6 +23,8 @@ const STALLED_ROUNDS_MAX: u32 = 24;
 /// Segments' worth of bytes that a round copies for somebody who waits.
 const FEW_SEGMENTS: u64 = 2;
 const MANY_SEGMENTS: u64 = 8;
+/// A round that gains less than this part of a segment is without gain.
+const LEAST_GAIN: u64 = 32;
 /// Most segments cleaned in one round.
 const ROUND_SEGMENTS_MAX: usize = 32;
 /// Most bytes copied in one round, which are in memory at once, and a segment's more.
@@ -329,7 +331,7 @@ impl State {
                 }
                 (false, false) => self.clean_at_once(some)?,
             }
-            if self.room() <= before {
+            if self.room() < before + segment / LEAST_GAIN {
                 if few == MANY_SEGMENTS {
                     break;
                 }

@@ -139,7 +139,7 @@ impl Log {
     }
 
     /// Makes the root one that batches may follow. What is written from now on has an epoch of its own, by which a loss of this root is noticed.
-    fn reopen(&mut self, store: &dyn SegmentStore) -> io::Result<()> {
+    pub(crate) fn reopen(&mut self, store: &dyn SegmentStore) -> io::Result<()> {
         if self.root.record.epoch != CLOSED_EPOCH {
             return Ok(());
         }

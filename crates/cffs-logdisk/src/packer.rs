@@ -22,7 +22,7 @@ pub(crate) struct Packer {
 }
 
 /// The end of a segment that is shorter than this part of it is not worth a request of its own where so large a part of one is written.
-const SHORT_END: u64 = 64;
+const SHORT_END: u64 = 128;
 const MANY: u64 = 8;
 
 impl Packer {

@@ -197,7 +197,7 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
     maker.finish(last, content, fields, report)
 }
 
-/// The root that a checkpoint had: the batches behind it are of its mount, or of a later one that has found none.
+/// The root that a checkpoint had: the batches behind it are of its epoch, or of a later one that was begun when there were none.
 fn root_at(survey: &Survey, order: Order, b: &Known) -> RootRecord {
     let behind = survey.batches.keys().filter(|(_, number)| *number == order.1 + 1);
     let epoch = behind.map(|(epoch, _)| *epoch).max().unwrap_or(order.0);

@@ -1,6 +1,6 @@
 //! Which batches a store has, found without a root or a map, and which of them count.
 //!
-//! Batches are ordered by mount and number. What a crash has left behind the end of the log does not count, and is told by what is newer:
+//! Batches are ordered by epoch and number. What a crash has left behind the end of the log does not count, and is told by what is newer:
 //! a later mount has used its numbers again, or a later batch says that its segment ended before it. Behind the newest number that is
 //! known to be durable, batches count up to the first that is missing or not whole, as in recovery.
 

@@ -25,13 +25,19 @@ struct Inner {
     holds: bool,
     at: u64,
     bytes: Vec<u8>,
+    /// What waited could not be written. Who learned of it may not have been who had it wait.
+    failed: Option<io::ErrorKind>,
 }
 
 impl Inner {
     fn write_out(&mut self, write: WriteAt<'_>) -> io::Result<()> {
-        // After an error nobody knows what was written, so it is not tried again.
+        if let Some(kind) = self.failed {
+            return Err(io::Error::new(kind, "what was appended before could not be written"));
+        }
         let bytes = std::mem::take(&mut self.bytes);
-        if bytes.is_empty() { Ok(()) } else { write(self.at, &bytes) }
+        let r = if bytes.is_empty() { Ok(()) } else { write(self.at, &bytes) };
+        self.failed = r.as_ref().err().map(io::Error::kind);
+        r
     }
 }
 
@@ -121,6 +127,6 @@ mod tests {
         let fails = |_: u64, _: &[u8]| Err(io::Error::other("no"));
         held.begin();
         held.put(9, &[5; 2], &write).unwrap();
-        assert!(held.end(&fails).is_err() && held.end(&write).is_ok() && written.take().is_empty());
+        assert!(held.before_read(10..11, &fails).is_err() && held.end(&write).is_err() && written.take().is_empty());
     }
 }

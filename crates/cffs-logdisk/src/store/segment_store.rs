@@ -45,8 +45,8 @@ pub trait SegmentStore: Send + Sync {
     /// Writes `bytes` at `offset`, the end of what the segment has so far. A store that cannot append takes only one
     /// such call for each segment, at offset 0.
     fn append(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// From now on appended pieces may be written together with what follows them, in one request: at the latest when the store is flushed or the root
-    /// replaced, which ends this. Reading sees them.
+    /// Until the root is replaced, appended pieces may be written together with what follows them, in one request, at the latest when the store is
+    /// flushed. Reading sees them. What fails then fails the next flush and the next root, too.
     fn hold(&self) {}
     /// Fills `buf` from `offset` on. What was never written reads as anything, or fails with `UnexpectedEof`.
     fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()>;

@@ -54,8 +54,8 @@ impl Fs {
         let mut buffer = Vec::new();
         let mut done = 0;
         while done < len {
-            if appends && done > 0 {
-                self.end_copy(c, to, to_offset + done)?;
+            if appends && done > 0 && self.end_copy(c, to, to_offset + done).is_err() {
+                break;
             }
             match self.copy_some(c, (from, offset + done), (to, to_offset + done), len - done, &mut buffer) {
                 Ok(0) => break,

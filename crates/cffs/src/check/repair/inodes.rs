@@ -53,7 +53,10 @@ impl Repairer<'_> {
         }
         let possible = (FIRST_USER_INO..=self.g.inodes_max()).contains(&ino);
         if possible && known.is_none() {
-            if let Some(Location::Embedded { block: b, offset: o }) = self.located(ino) {
+            // A file whose other entry is not found may keep this one, with another number.
+            if inode.is_dir()
+                && let Some(Location::Embedded { block: b, offset: o }) = self.located(ino)
+            {
                 self.note_later_entry(inode, (block, offset), (b, o as u32));
             }
             if !self.stands_elsewhere(ino, block, offset) {

@@ -12,6 +12,7 @@ use crate::format::{
     BlockAddr, BlockId, BlockKind, FIRST_USER_INO, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE, block_seq, get_u64,
     init_block, put_u32, put_u64, seal, verify_block,
 };
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 impl Repairer<'_> {
@@ -101,16 +102,24 @@ impl Repairer<'_> {
             && self.maps_block(owner, block).unwrap_or_else(|| self.old_bit(self.g.frag_of_block(block)) != Some(false))
     }
 
-    /// Notes, before anything is changed, which of two entries of one inode has changed later: where a write was lost that took the inode
-    /// out of the directory from which it was renamed, and the locator table is as old, the old entry looks as good as the new one.
+    /// Notes, before anything is changed, which of the entries of one inode has changed later, if the inodes and the blocks agree on it: where a
+    /// write was lost that took the inode out of the directory from which it was renamed, and the locator table is as old, the old entry looks as
+    /// good as the new one.
     pub(super) fn note_later_entry(&mut self, inode: &Inode, here: (BlockAddr, u32), there: (BlockAddr, u32)) {
+        let there = self.evidence.later_entries.get(&inode.ino).copied().unwrap_or(there);
         if here == there || !self.vol.surveying {
             return;
         }
         let Some(other) = self.load_from(inode.ino, there.0, there.1 as usize, false) else { return };
+        let mut seq = |block| self.vol.get(block).map_or(0, |bytes| block_seq(&bytes));
+        let (ours, theirs) = (seq(here.0), seq(there.0));
         let identity = |i: &Inode| (i.generation, i.btime, i.file_type());
-        if identity(&other) == identity(inode) && other.ctime != inode.ctime {
-            let later = if inode.ctime > other.ctime { here } else { there };
+        let later = match inode.ctime.cmp(&other.ctime) {
+            Ordering::Greater if ours >= theirs => here,
+            Ordering::Less if ours <= theirs => there,
+            _ => return,
+        };
+        if identity(&other) == identity(inode) {
             self.evidence.later_entries.insert(inode.ino, later);
         }
     }
