@@ -256,6 +256,22 @@ fn of_two_entries_of_one_directory_the_later_one_stays() {
     assert_eq!((tally.struck, tally.repairs), (1, 1));
 }
 
+/// The nodes of a checkpoint wait to be written together. When that failed, a reader was told, and the root that followed referred to nodes that were
+/// nowhere (seeds of --faults --only log).
+#[test]
+fn what_waited_and_could_not_be_written_is_not_forgotten() {
+    let ops = parse("remount true\nremount true").unwrap();
+    let mut tally = Tally::default();
+    for seed in [180_900_002, 180_900_007, 180_900_009] {
+        let setup = setup_on_log_disk(seed);
+        let [(_, used), ..] = requests(setup, &ops).unwrap();
+        for case in (0..used).map(|at| Case { phase: Phase::Use, fault: Fault::Error, at, seed: seed + at }) {
+            run(setup, &ops, case, &mut tally).unwrap_or_else(|e| panic!("{seed}, {case}: {e}"));
+        }
+    }
+    assert!(tally.struck > 100, "{tally:?}");
+}
+
 /// A rename in a directory whose changes are durable when they return had failed, and was there; the judge could not walk through the directories
 /// any more, which were not in memory when the device went (its own; seed 1795920002020 of --faults --only log).
 #[test]
