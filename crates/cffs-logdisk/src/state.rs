@@ -59,6 +59,7 @@ pub(crate) struct State {
     pub(crate) patches: Patches,
     /// Bytes that somebody has reserved.
     pub(crate) reserved: u64,
+    /// Where the record of the last checkpoint is: place and bytes.
     pub(crate) record: Option<(Birth, u64)>,
     /// Segments that are not worth cleaning until what lives in them changes: their live bytes.
     pub(crate) poor: BTreeMap<SegmentId, u64>,
