@@ -6,30 +6,50 @@
 //! turn out well, chunks are back.
 //!
 //! Who reads in the order of the log gets a chunk that begins there: a disk goes on for it, and would turn for what lies before. If much of what is read
-//! around is asked for, it begins where the last request ended, and the end of a segment comes with what follows it.
+//! around is asked for, it begins where the last request ended, and the end of a segment comes with what follows it. If nearly all of it is, he may
+//! skip some segments, and all that lies between comes in one go: names lie behind the data of their files, as much as was written at a time.
 //!
 //! A segment is never changed, so what is kept of one never becomes stale.
 
 use crate::extent::BLOCK_BYTES;
 use crate::store::{Get, SegmentId, SegmentStore};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 /// Bytes that are kept of what was read around blocks, at most.
-pub(crate) const KEPT_BYTES: usize = 8 << 20;
+pub(crate) const KEPT_BYTES: usize = 32 << 20;
 /// Longest chunk.
 const CHUNK_MAX: u64 = 1 << 20;
 /// A chunk pays with so many short reads that it answers, or with half of its bytes.
 const PAYS: u64 = 3;
 /// Chunks, so much as what was read and not asked for, after which half of it is forgotten.
 const MEMORY: u64 = 64;
-/// Chunks that are read rather than come back for.
+/// Chunks that are read rather than come back for, and where nearly all of what is read around is asked for.
 const SKIPPED: u64 = 2;
+const SKIPPED_MOST: u64 = 18;
 /// Misses that are remembered.
 const MISSES: usize = 8;
+
+/// What is written of segments.
+pub(crate) trait Written {
+    /// Bytes of one, if it is known. Nothing is read around where it is not.
+    fn of(&self, segment: SegmentId) -> Option<u64>;
+    /// The one that was begun next, if that is known.
+    fn next(&self, segment: SegmentId) -> Option<SegmentId>;
+}
+
+impl Written for BTreeMap<SegmentId, u64> {
+    fn of(&self, segment: SegmentId) -> Option<u64> {
+        self.get(&segment).copied()
+    }
+
+    fn next(&self, segment: SegmentId) -> Option<SegmentId> {
+        self.range((Bound::Excluded(segment), Bound::Unbounded)).next().map(|(id, _)| *id)
+    }
+}
 
 struct Chunk {
     segment: SegmentId,
@@ -110,15 +130,14 @@ impl Around {
         self.0.lock().kept.iter().any(has)
     }
 
-    /// Reads all parts in one go. `used`: bytes of a segment that are written and known; nothing is read around where that is not known. Says which
-    /// parts were read around or had been.
+    /// Reads all parts in one go. Says which parts were read around or had been.
     ///
     /// # Errors
     /// Those of the store.
     pub(crate) fn get_all(
         &self,
         store: &dyn SegmentStore,
-        used: &dyn Fn(SegmentId) -> Option<u64>,
+        written: &dyn Written,
         parts: &mut [Get<'_>],
     ) -> io::Result<Vec<bool>> {
         let mut ranges = Ranges::new();
@@ -126,7 +145,7 @@ impl Around {
         {
             let mut inner = self.0.lock();
             for (part, p) in parts.iter_mut().enumerate() {
-                inner.divide(part, p, used, &mut ranges, &mut sections);
+                inner.divide(part, p, (store, written), &mut ranges, &mut sections);
             }
         }
         let mut bytes: Vec<Vec<u8>> = ranges.iter().map(|(_, r)| vec![0; (r.end - r.start) as usize]).collect();
@@ -170,13 +189,16 @@ impl Around {
 /// Ranges of segments that one read brings.
 type Ranges = Vec<(SegmentId, Range<u64>)>;
 
+/// Where is read from, and what is written there.
+type From<'a> = (&'a dyn SegmentStore, &'a dyn Written);
+
 impl Inner {
     /// Divides a part into what is kept of its beginning and of its end, and the rest. What is read for that is added to `ranges`.
     fn divide<'a>(
         &mut self,
         part: usize,
         p: &'a mut Get<'_>,
-        used: &dyn Fn(SegmentId) -> Option<u64>,
+        from: From<'_>,
         ranges: &mut Ranges,
         sections: &mut Vec<Section<'a>>,
     ) {
@@ -205,7 +227,7 @@ impl Inner {
             self.saved();
             return;
         }
-        let plan = self.plan(segment, at..at + rest.len() as u64, used, ranges);
+        let plan = self.plan(segment, at..at + rest.len() as u64, from, ranges);
         sections.push(Section { part, get: Get { segment, offset: at, buf: rest }, plan });
     }
 
@@ -232,13 +254,7 @@ impl Inner {
     }
 
     /// How bytes that are not kept are read; what is read for them is added to `ranges`.
-    fn plan(
-        &mut self,
-        segment: SegmentId,
-        wanted: Range<u64>,
-        used: &dyn Fn(SegmentId) -> Option<u64>,
-        ranges: &mut Ranges,
-    ) -> Plan {
+    fn plan(&mut self, segment: SegmentId, wanted: Range<u64>, from: From<'_>, ranges: &mut Ranges) -> Plan {
         let within = |(s, r): &(SegmentId, Range<u64>)| *s == segment && r.start <= wanted.start && wanted.end <= r.end;
         if let Some(n) = ranges.iter().position(within) {
             self.was_used(wanted.end - wanted.start);
@@ -246,36 +262,57 @@ impl Inner {
             return Plan::Chunk(n);
         }
         let last = self.last.take();
-        let Some(written) = used(segment).filter(|used| self.chunk > 0 && wanted.end <= *used) else {
+        let (_, known) = from;
+        let Some(written) = known.of(segment).filter(|used| self.chunk > 0 && wanted.end <= *used) else {
             return Plan::Alone;
         };
         self.last = Some((segment, wanted.end));
-        let Some(range) = self.around(segment, &wanted, last) else { return Plan::Alone };
+        let passed = self.passed(last, (segment, wanted.start), from);
+        let before = if passed.is_some() { Some((segment, 0)) } else { last };
+        let Some(range) = self.around(segment, &wanted, before) else { return Plan::Alone };
         let range = range.start / BLOCK_BYTES as u64 * BLOCK_BYTES as u64..range.end.min(written).max(wanted.end);
         let range = self.without_kept(segment, range, &wanted, ranges);
         let end = range.end;
         let plan = self.read(segment, range, wanted.end - wanted.start, ranges);
         if matches!(plan, Plan::Chunk(_)) {
             self.last = Some((segment, end));
-            if let Some((left, end)) = last.filter(|(s, _)| *s != segment)
-                && let Some(written) = used(left)
-            {
-                self.read_rest(left, end..written, ranges);
+            let left = last.filter(|(s, _)| *s != segment).and_then(|(s, end)| Some((s, end..known.of(s)?)));
+            // Who leaves a segment for the names of its last files comes back, wherever these are: if little is left, it is read now.
+            let little = |(_, r): &(_, Range<u64>)| r.end.saturating_sub(r.start) <= SKIPPED * self.chunk;
+            let left = left.filter(little).filter(|_| self.pays_well());
+            for (segment, range) in passed.unwrap_or_else(|| left.into_iter().collect()) {
+                self.read_too(segment, range, ranges);
             }
         }
         plan
     }
 
-    /// The files in the end of a segment mostly have their names in the next one. So who leaves it for them comes back: if little is left, it is read
-    /// now.
-    fn read_rest(&mut self, segment: SegmentId, rest: Range<u64>, ranges: &mut Ranges) {
-        let wanted = rest.start..rest.start;
-        let rest = self.without_kept(segment, rest, &wanted, ranges);
-        if rest.is_empty() || rest.end - rest.start > SKIPPED * self.chunk || !self.pays_well() {
-            return;
+    /// What lies before bytes in the segments from the one that was read last to the one before theirs, if it is little enough, and the disk comes by it.
+    fn passed(&self, last: Option<(SegmentId, u64)>, to: (SegmentId, u64), (store, known): From<'_>) -> Option<Ranges> {
+        let (mut at, end) = last.filter(|(segment, _)| *segment != to.0)?;
+        let most = self.skipped_most();
+        let (mut ranges, mut bytes) = (vec![(at, end..known.of(at)?)], to.1);
+        while let Some((_, range)) = ranges.last() {
+            bytes += range.end.saturating_sub(range.start);
+            let next = known.next(at).filter(|_| bytes <= most)?;
+            if store.range_of(at)?.end != store.range_of(next)?.start {
+                return None;
+            }
+            if next == to.0 {
+                break;
+            }
+            at = next;
+            ranges.push((at, 0..known.of(at)?));
         }
-        if self.find(segment, rest.start).is_none() {
-            self.read(segment, rest, 0, ranges);
+        Some(ranges)
+    }
+
+    /// Reads a range of which nothing is wanted yet.
+    fn read_too(&mut self, segment: SegmentId, range: Range<u64>, ranges: &mut Ranges) {
+        let wanted = range.start..range.start;
+        let range = self.without_kept(segment, range, &wanted, ranges);
+        if !range.is_empty() && self.find(segment, range.start).is_none() {
+            self.read(segment, range, 0, ranges);
         }
     }
 
@@ -312,9 +349,7 @@ impl Inner {
             return None;
         }
         let skipped = last.filter(|l| l.0 == segment).and_then(|l| wanted.start.checked_sub(l.1));
-        if let Some(skipped) = skipped.filter(|s| *s <= SKIPPED * chunk)
-            && self.pays_well()
-        {
+        if let Some(skipped) = skipped.filter(|s| *s <= self.skipped_most()) {
             return Some(wanted.start - skipped..wanted.start + chunk);
         }
         if skipped.is_some_and(|s| s < chunk) {
@@ -338,6 +373,15 @@ impl Inner {
     /// Whether most of what is read around is asked for. What was read last is not asked for yet, so a quarter is enough.
     fn pays_well(&self) -> bool {
         self.used > 0 && 4 * self.used >= self.extra
+    }
+
+    /// Bytes that are read rather than come back for.
+    fn skipped_most(&self) -> u64 {
+        if !self.pays_well() {
+            return 0;
+        }
+        let nearly_all = 4 * self.used >= 3 * self.extra;
+        if nearly_all { (SKIPPED_MOST * self.chunk).min(self.kept_max as u64 / 4 * 3) } else { SKIPPED * self.chunk }
     }
 
     /// Whether something was missed there a short time ago. It is noted.
@@ -368,8 +412,13 @@ mod tests {
     use crate::store::MemoryStore;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// A store in memory that counts requests, with two segments whose bytes tell where they are.
-    struct Counted(MemoryStore, SegmentId, AtomicU64, SegmentId);
+    /// A store in memory that counts requests, with three segments side by side whose bytes tell where they are.
+    struct Counted(MemoryStore, SegmentId, AtomicU64, SegmentId, SegmentId);
+
+    /// So many bytes are written of each of its segments.
+    fn written(store: &Counted, used: Option<u64>) -> BTreeMap<SegmentId, u64> {
+        used.into_iter().flat_map(|used| [store.1, store.3, store.4].map(|id| (id, used))).collect()
+    }
 
     const USED: u64 = 4 << 20;
 
@@ -380,10 +429,10 @@ mod tests {
     impl Counted {
         fn new() -> Self {
             let store = MemoryStore::new(64 << 20, USED, true);
-            let ids = [(); 2].map(|()| store.create().unwrap());
+            let ids = [(); 3].map(|()| store.create().unwrap());
             let bytes: Vec<u8> = (0..USED).map(at).collect();
             ids.iter().for_each(|id| store.append(*id, 0, &bytes).unwrap());
-            Counted(store, ids[0], AtomicU64::new(0), ids[1])
+            Counted(store, ids[0], AtomicU64::new(0), ids[1], ids[2])
         }
 
         /// Reads so many bytes, checks them, and says whether it took a request.
@@ -395,7 +444,7 @@ mod tests {
         fn read_of(&self, segment: SegmentId, around: &Around, offset: u64, bytes: usize, used: Option<u64>) -> u64 {
             let before = self.2.load(Ordering::Relaxed);
             let mut buf = vec![0; bytes];
-            around.get_all(self, &|_| used, &mut [Get { segment, offset, buf: &mut buf }]).unwrap();
+            around.get_all(self, &written(self, used), &mut [Get { segment, offset, buf: &mut buf }]).unwrap();
             assert!(buf.iter().zip(offset..).all(|(b, n)| *b == at(n)), "other bytes at {offset}");
             self.2.load(Ordering::Relaxed) - before
         }
@@ -416,6 +465,10 @@ mod tests {
             // The last sector cannot be read.
             let is_bad = offset + buf.len() as u64 == USED && buf.len() > 4096;
             if is_bad { Err(io::Error::other("bad sector")) } else { self.0.get(segment, offset, buf) }
+        }
+        fn range_of(&self, segment: SegmentId) -> Option<Range<u64>> {
+            let n = [self.1, self.3, self.4].iter().position(|id| *id == segment)? as u64;
+            Some(n * USED..(n + 1) * USED)
         }
         fn delete(&self, segment: SegmentId) -> io::Result<()> {
             self.0.delete(segment)
@@ -511,13 +564,31 @@ mod tests {
     }
 
     #[test]
+    fn who_reads_nearly_everything_gets_the_segments_that_he_skips() {
+        for kept in [24 << 20, 4 << 20] {
+            let (store, around) = (Counted::new(), Around::new(kept));
+            around.set_chunk(1 << 20);
+            let used = Some(USED - 8192);
+            let all = |segment, from: u64, to: u64| {
+                (from..to).map(|n| store.read_of(segment, &around, n * 4096, 4096, used)).sum::<u64>()
+            };
+            assert_eq!(all(store.1, 0, 512), 2);
+            let many = kept > USED as usize;
+            assert_eq!(store.read_of(store.4, &around, 12288, 4096, used), if many { 3 } else { 2 });
+            assert_eq!(all(store.1, 512, 1022) + all(store.4, 0, 256), 0, "little is left");
+            assert_eq!(all(store.3, 0, 1022) == 0, many, "what is more than is kept is not read");
+        }
+    }
+
+    #[test]
     fn the_end_of_a_segment_that_is_gone_is_not_read() {
         for is_gone in [false, true] {
             let (store, around) = (Counted::new(), around());
             let used = Some(USED - 4096);
             let near_end = USED / 4096 - 40;
             assert!((near_end..near_end + 16).all(|n| store.read_of(store.1, &around, n * 4096, 4096, used) <= 1));
-            let known = |id| used.filter(|_| id == store.3 || !is_gone);
+            let mut known = written(&store, used);
+            known.retain(|id, _| *id == store.3 || !is_gone);
             let before = store.2.load(Ordering::Relaxed);
             let mut buf = [0; 4096];
             around.get_all(&store, &known, &mut [Get { segment: store.3, offset: 0, buf: &mut buf }]).unwrap();
@@ -533,7 +604,7 @@ mod tests {
         let offset = |n: usize| n as u64 * (64 << 10) + 4096;
         let get = |(n, buf)| Get { segment: store.1, offset: offset(n), buf };
         let mut parts: Vec<Get<'_>> = bufs.iter_mut().map(|b| &mut b[..]).enumerate().map(get).collect();
-        let with_chunks = around.get_all(&store, &|_| Some(USED), &mut parts).unwrap();
+        let with_chunks = around.get_all(&store, &written(&store, Some(USED)), &mut parts).unwrap();
         let chunks = with_chunks.iter().filter(|with| **with).count();
         assert!((6..=8).contains(&chunks), "{chunks} chunks of 64 KiB or somewhat more");
         drop(parts);

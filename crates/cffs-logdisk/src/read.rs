@@ -6,7 +6,7 @@ use crate::codec::corrupt;
 use crate::compress::decompress;
 use crate::copies::{get_right, take_right};
 use crate::extent::{BLOCK_BYTES, Codec, Extent};
-use crate::layouts::MapLayout;
+use crate::layouts::{MapLayout, SegmentInfo};
 use crate::state::State;
 use crate::store::{Get, SegmentId, SegmentStore};
 use crate::tree::{Root, lookup_extents};
@@ -92,14 +92,20 @@ impl State {
         Ok(data)
     }
 
-    /// How much is written of the segments that pieces are in, and of the one that was read last.
+    /// How much is written of the segments that pieces are in, of the one that was read last, and of those between that and the first.
     pub(crate) fn used_of(&self, pieces: &[Piece]) -> BTreeMap<SegmentId, u64> {
         let segment = |p: &Piece| match &p.content {
             Content::Stored(e) => Some(e.place.segment),
             Content::Memory(_) => None,
         };
-        let used = |id| Some((id, u64::from(self.usage.table.get(&id)?.used)));
-        pieces.iter().filter_map(segment).chain(self.around.last_segment()).filter_map(used).collect()
+        let table = &self.usage.table;
+        let used = |(id, info): (&SegmentId, &SegmentInfo)| (*id, u64::from(info.used));
+        let mut segments = pieces.iter().filter_map(segment).peekable();
+        let last = self.around.last_segment();
+        let between = last.zip(segments.peek().copied()).filter(|(last, first)| last < first);
+        let between = between.into_iter().flat_map(|(last, first)| table.range(last..first).take(BETWEEN));
+        let found = segments.chain(last).filter_map(|id| table.get_key_value(&id));
+        between.chain(found).map(used).collect()
     }
 }
 
@@ -119,6 +125,9 @@ fn visible(piece: Piece, shown: impl Fn(usize) -> bool) -> Vec<Piece> {
     }
     parts
 }
+
+/// Segments between what was read last and what is read that may be of use.
+const BETWEEN: usize = 16;
 
 /// Reads segments.
 pub(crate) struct Reader<'a> {
@@ -326,8 +335,7 @@ fn fetch_all(reader: &Reader<'_>, mut fetches: Vec<Fetch>, out: &mut [u8]) -> io
     if parts.is_empty() {
         return Ok(());
     }
-    let used = |id: SegmentId| reader.used.get(&id).copied();
-    let kept = reader.around.get_all(reader.store, &used, &mut parts)?;
+    let kept = reader.around.get_all(reader.store, &reader.used, &mut parts)?;
     for (f, kept) in fetches.iter_mut().zip(kept) {
         match f.finish(reader.store, out) {
             // What is kept of a device may have been wrong once.

@@ -3,6 +3,7 @@
 //! The table of segments is in memory as a whole, some tens of bytes for each. The bitmaps are in a tree in the log;
 //! blocks that died are noted and put into it in one go, at a checkpoint or before a segment is cleaned.
 
+use crate::around::Written;
 use crate::batch::Summary;
 use crate::cache::NodeCache;
 use crate::codec::{corrupt, crc32c};
@@ -20,6 +21,17 @@ use std::sync::Arc;
 
 /// The table of segments.
 pub(crate) type Table = BTreeMap<SegmentId, SegmentInfo>;
+
+/// For who reads nodes: what lies between them in other segments is data, mostly.
+impl Written for Table {
+    fn of(&self, segment: SegmentId) -> Option<u64> {
+        self.get(&segment).map(|info| u64::from(info.used))
+    }
+
+    fn next(&self, _: SegmentId) -> Option<SegmentId> {
+        None
+    }
+}
 
 /// Reads nodes of the store, through the cache.
 pub(crate) struct Nodes<'a> {
@@ -59,9 +71,8 @@ impl Source for Nodes<'_> {
         let (segment, _, offset) = self.locate(r)?;
         let (mut bytes, start) = (vec![0; NODE_BYTES], u64::from(offset));
         let around = self.cache.lock().around();
-        let used = |id: SegmentId| self.table.get(&id).map(|info| u64::from(info.used));
         let mut is_right = |b: &[u8]| crc32c(b) == r.crc;
-        match around.get_all(self.store, &used, &mut [Get { segment, offset: start, buf: &mut bytes }]) {
+        match around.get_all(self.store, self.table, &mut [Get { segment, offset: start, buf: &mut bytes }]) {
             Ok(_) if is_right(&bytes) => {}
             // If it is right in no copy, what is wrong is said below.
             Ok(_) => {
