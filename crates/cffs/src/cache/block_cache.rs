@@ -48,6 +48,8 @@ pub(super) struct ReadaheadSender {
 
 /// Where the first and the last of the small files lie that have their inodes in a block, if it is one of a directory.
 pub(super) type FilesOf = fn(&Geometry, &Buf) -> Option<[BlockAddr; 2]>;
+/// Leaves out of a window, the second range, what is free at its ends; not of the first, which is needed.
+pub(super) type PartInUse = fn(&Cache, &Range<BlockAddr>, Range<BlockAddr>) -> Range<BlockAddr>;
 
 /// The block cache.
 pub struct Cache {
@@ -77,6 +79,8 @@ pub struct Cache {
     pub(super) write_latency: WriteLatency,
     /// See [`Cache::set_outlook`].
     pub(super) files_of: OnceLock<FilesOf>,
+    /// See [`Cache::set_part_in_use`].
+    pub(super) part_in_use: OnceLock<PartInUse>,
     tracer: Arc<Tracer>,
 }
 
@@ -103,6 +107,7 @@ impl Cache {
             write_latency: WriteLatency::default(),
             readahead_waits: AtomicUsize::new(0),
             files_of: OnceLock::new(),
+            part_in_use: OnceLock::new(),
             tracer: Arc::default(),
         }
     }

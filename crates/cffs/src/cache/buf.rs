@@ -85,6 +85,11 @@ impl Buf {
         BufRead(self.inner.read())
     }
 
+    /// The same, unless somebody is changing it.
+    pub fn try_read(&self) -> Option<BufRead<'_>> {
+        self.inner.try_read().map(BufRead)
+    }
+
     pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, BufInner> {
         self.inner.write()
     }

@@ -1,6 +1,6 @@
 //! Misses: what is read with a missing block, and the one request that reads it.
 
-use super::block_cache::Cache;
+use super::block_cache::{Cache, PartInUse};
 use super::buf::{Buf, BufRef, Demand};
 use super::locality::LocalityHint;
 use super::prefetch::Prefetch;
@@ -66,6 +66,11 @@ impl Cache {
         Ok(())
     }
 
+    /// Says how to find out what is free: that is not read along.
+    pub fn set_part_in_use(&self, part_in_use: PartInUse) {
+        let _ = self.part_in_use.set(part_in_use);
+    }
+
     /// Looks at what was read along with a missing block.
     pub(super) fn note_read_along(&self, kind: IoKind, window: Range<BlockAddr>) {
         if kind == IoKind::Meta && self.looks_ahead() {
@@ -95,6 +100,7 @@ impl Cache {
         // What nobody needs yet is read where it comes cheap.
         let needed = if speculative { need.start..need.start + 1 } else { need.clone() };
         let window = self.together(&needed, window);
+        let window = self.part_in_use.get().map_or(window.clone(), |part| part(self, &needed, window));
         let need = need.start..need.end.min(window.end);
         let ls = self.shard(need.start);
         let Some((range, claimed)) = claim_window(ls, &need, &window) else { return Ok(0) };

@@ -5,6 +5,7 @@ use super::alloc_group::AllocGroup;
 use super::aside::Aside;
 use super::device_room::DeviceRoom;
 use super::free_set::FreeSet;
+use super::in_use::part_in_use;
 use super::layout;
 use crate::addr_map::AddrMap;
 use crate::cache::Cache;
@@ -78,6 +79,7 @@ impl Space {
         }
         let mut accounting = Accounting::new(g.frags_per_block(), counters, virgin_blocks(&g, counters.ags));
         accounting.device = DeviceRoom::of(&cache);
+        cache.set_part_in_use(part_in_use);
         let space = Space {
             cache,
             g,

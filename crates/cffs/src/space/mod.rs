@@ -26,6 +26,7 @@ mod find_group;
 mod free_set;
 mod free_space;
 mod grow;
+mod in_use;
 mod keep_old;
 mod outside;
 

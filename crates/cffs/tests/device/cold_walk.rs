@@ -87,3 +87,24 @@ fn what_describes_free_space_comes_in_one_request_and_nothing_with_it() {
     assert!(write.read_bytes <= GROUP + ags * 3 * BLOCK, "{} bytes for {ags} allocation groups", write.read_bytes);
     assert!(write.read_requests >= 3 && mount.read_bytes <= 16 * BLOCK, "{} bytes at mount", mount.read_bytes);
 }
+
+#[test]
+fn what_is_free_is_not_read_along() {
+    let dev = Arc::new(CountingDevice::new(MemoryDevice::new(64 << 20)));
+    mkfs(&*dev, None, &MkfsOptions::default().group_size(GROUP as u32)).unwrap();
+    let fs = mount(&dev);
+    for name in ["a", "b", "c"] {
+        path::write_file(&fs, ROOT, format!("/{name}").as_bytes(), &[7; 5000]).unwrap();
+    }
+    fs.close().unwrap();
+    let fs = mount(&dev);
+    let before = dev.snapshot();
+    assert_eq!(path::read_file(&fs, b"/a").unwrap(), [7; 5000]);
+    assert_eq!(path::read_file(&fs, b"/c").unwrap(), [7; 5000]);
+    let read = dev.snapshot().since(&before);
+    let (data, meta) = (read.kind(IoKind::Data), read.kind(IoKind::Meta));
+    assert_eq!(data.read_requests, 1, "the files of a directory come together");
+    assert!(data.read_bytes <= 5 * BLOCK, "{} bytes for three files of 5,000", data.read_bytes);
+    // The group of the root has blocks of the inode tables too.
+    assert!(meta.read_bytes <= 4 * BLOCK, "{} bytes for three names", meta.read_bytes);
+}
