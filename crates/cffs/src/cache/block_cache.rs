@@ -195,6 +195,9 @@ impl Cache {
     /// Counts a hit, and tells the policy if the block was prefetched.
     pub(super) fn touch(&self, buf: &Buf, policy: &Prefetch) {
         let demand = buf.request();
+        if !std::ptr::eq(policy, &self.data_policy) {
+            buf.use_meta();
+        }
         if demand != Demand::Requested {
             self.counters.speculative_used.fetch_add(1, Ordering::Relaxed);
             if let Some((from, groups)) = policy.used(buf.addr(), self.geo.group_blocks()) {

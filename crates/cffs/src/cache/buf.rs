@@ -4,7 +4,7 @@ use super::log_state::LogState;
 use crate::format::BlockAddr;
 use cffs_buf::AlignedBuf;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -20,8 +20,22 @@ pub struct Buf {
     verified: Verified,
     /// A [`Demand`].
     demand: AtomicU8,
-    /// Used since the clock hand last passed.
-    referenced: AtomicBool,
+    /// Fragments of file data that were read, one bit each.
+    read_frags: AtomicU8,
+    /// How often the clock hand still passes by.
+    rounds: AtomicU8,
+}
+
+/// Rounds of the clock that a block stays for after it was used. File data that was read once, and all of it, has none: whoever asked
+/// has it, and the kernel keeps it for others.
+const ROUNDS: u8 = 1;
+/// The same of a block that came with others, until all of it was read. Whoever goes through a tree comes again and again to some groups,
+/// where other files lie together than those of a directory, and may have read several times the cache before all of such a group is used.
+const UNREAD_ROUNDS: u8 = 3;
+
+/// Fragments of a block as bits.
+pub(super) fn frag_bits(frags: Range<usize>) -> u8 {
+    frags.fold(0, |bits, frag| bits | 1 << frag)
 }
 
 pub(crate) struct BufInner {
@@ -69,9 +83,8 @@ impl Buf {
             pinned: AtomicBool::new(false),
             verified: Verified::default(),
             demand: AtomicU8::new(demand as u8),
-            // Prefetched blocks too: in a full cache they would be the first to be evicted, before anybody could ask for
-            // them.
-            referenced: AtomicBool::new(true),
+            read_frags: AtomicU8::new(0),
+            rounds: AtomicU8::new(if demand == Demand::Requested { ROUNDS } else { UNREAD_ROUNDS }),
         })
     }
 
@@ -130,10 +143,7 @@ impl Buf {
 
     /// Notes that somebody asked for the block. Returns what was known before.
     pub(super) fn request(&self) -> Demand {
-        // Plain loads first: a hot block must not bounce between cores.
-        if !self.referenced.load(Ordering::Relaxed) {
-            self.referenced.store(true, Ordering::Relaxed);
-        }
+        // A plain load first: a hot block must not bounce between cores.
         let requested = Demand::Requested as u8;
         if self.demand.load(Ordering::Relaxed) == requested {
             return Demand::Requested;
@@ -157,8 +167,38 @@ impl Buf {
         self.demand.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether the block was used since the last call.
-    pub(super) fn take_referenced(&self) -> bool {
-        self.referenced.swap(false, Ordering::Relaxed)
+    /// The block was read with others that nobody had asked for: its other fragments are like these.
+    pub(super) fn stay_until_read(&self) {
+        self.stay(UNREAD_ROUNDS);
+    }
+
+    /// Notes that a block of metadata was used.
+    pub(super) fn use_meta(&self) {
+        self.stay(ROUNDS);
+    }
+
+    /// Notes that fragments of file data were read, of so many in the block. What is read a second time stays.
+    pub(super) fn use_frags(&self, frags: Range<usize>, of: usize) {
+        let (bits, before) = (frag_bits(frags), self.read_frags.load(Ordering::Relaxed));
+        if before & bits != 0 {
+            self.stay(self.rounds.load(Ordering::Relaxed).max(ROUNDS));
+        } else if before | bits == frag_bits(0..of) {
+            self.stay(0);
+        }
+        if before | bits != before {
+            self.read_frags.fetch_or(bits, Ordering::Relaxed);
+        }
+    }
+
+    fn stay(&self, rounds: u8) {
+        // A plain load first, as above.
+        if self.rounds.load(Ordering::Relaxed) != rounds {
+            self.rounds.store(rounds, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the clock hand passes by, once more.
+    pub(super) fn take_round(&self) -> bool {
+        self.rounds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |rounds| rounds.checked_sub(1)).is_ok()
     }
 }

@@ -109,9 +109,11 @@ impl Cache {
                     let was_ahead = !buf.is_requested();
                     self.touch(&buf, &self.data_policy);
                     let skip = (place(at).0 - self.geo.frag_of_block(part.block)) as usize * fs;
+                    let frags = skip / fs..(skip + here.len()) / fs;
+                    buf.use_frags(frags.clone(), self.geo.frags_per_block() as usize);
                     if let Some(verifier) = verifier {
                         set_position(place(at));
-                        self.verify_cached(&buf, skip / fs..(skip + here.len()) / fs, verifier)?;
+                        self.verify_cached(&buf, frags, verifier)?;
                     }
                     here.copy_from_slice(&buf.read()[skip..skip + here.len()]);
                     if was_ahead && skip + here.len() == self.geo.block_size() {

@@ -51,7 +51,7 @@ impl Cache {
             steps -= 1;
             let Some(addr) = shard.clock.pop_front() else { break };
             let Some(b) = shard.map.get(&addr) else { continue };
-            let keep = Arc::strong_count(b) > 1 || b.is_pinned() || b.take_referenced();
+            let keep = Arc::strong_count(b) > 1 || b.is_pinned() || b.take_round();
             if keep || !self.drop_unheld(&mut shard, addr) {
                 shard.clock.push_back(addr);
             } else {

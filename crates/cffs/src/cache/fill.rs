@@ -150,8 +150,9 @@ impl Cache {
     ) -> u64 {
         let mut shard = ls.shard.lock();
         claimed.iter().for_each(|run| shard.in_flight.remove(run.clone()));
+        let with_others = claimed.iter().map(|run| run.end - run.start).sum::<u64>() > need.end - need.start;
         let mut claimed = claimed.into_iter().flatten().peekable();
-        let (mut count, mut along, mut prefetched) = (0, 0, 0);
+        let (mut along, mut prefetched) = (0, 0);
         // What was asked for must outlast the eviction, however small the cache: the caller looks for it next.
         let mut held: Vec<BufRef> = Vec::new();
         for (addr, bytes) in read {
@@ -166,10 +167,12 @@ impl Cache {
             if requested {
                 held.push(buf.clone());
             }
+            if with_others {
+                buf.stay_until_read();
+            }
             self.insert(&mut shard, buf);
-            count += 1;
         }
-        if count > need.end - need.start {
+        if with_others {
             self.counters.group_reads.fetch_add(1, Ordering::Relaxed);
         }
         // Those of which it is counted later whether they were used.

@@ -214,6 +214,7 @@ impl Cache {
         let frags = span.at / fs..(span.at + n).div_ceil(fs);
         match buf {
             Ok(buf) => {
+                buf.use_frags(frags.clone(), self.geo.frags_per_block() as usize);
                 if let Some(verifier) = verifier {
                     self.verify_cached(&buf, frags, verifier)?;
                 }

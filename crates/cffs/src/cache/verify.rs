@@ -1,7 +1,7 @@
 //! File data is compared with its checksums when it is first asked for.
 
 use super::block_cache::Cache;
-use super::buf::Buf;
+use super::buf::{Buf, frag_bits};
 use crate::copies::right_copy;
 use crate::error::Result;
 use crate::format::{self, BlockAddr, FragAddr};
@@ -36,7 +36,7 @@ pub enum Comparison {
 impl Cache {
     /// Verifies fragments of a cached block, unless that was done since they came from the device.
     pub(super) fn verify_cached(&self, buf: &Buf, frags: Range<usize>, verifier: &dyn DataVerifier) -> Result<()> {
-        let wanted = (u8::MAX >> (8 - frags.len())) << frags.start;
+        let wanted = frag_bits(frags.clone());
         if buf.verified_frags() & wanted == wanted {
             return Ok(());
         }

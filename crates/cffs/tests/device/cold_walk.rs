@@ -108,3 +108,33 @@ fn what_is_free_is_not_read_along() {
     // The group of the root has blocks of the inode tables too.
     assert!(meta.read_bytes <= 4 * BLOCK, "{} bytes for three names", meta.read_bytes);
 }
+
+/// A group whose files are asked for now and then, by somebody who reads twice the cache in between.
+#[test]
+fn what_was_read_along_stays_until_it_is_used_and_what_was_used_goes_first() {
+    const CACHE: usize = 1 << 20;
+    let dev = Arc::new(CountingDevice::new(MemoryDevice::new(64 << 20)));
+    mkfs(&*dev, None, &MkfsOptions::default().group_size(GROUP as u32)).unwrap();
+    let fs = mount(&dev);
+    // Of three fragments each, so some blocks have parts of two files.
+    for (dir, files) in [("group", 20), ("tree", 700)] {
+        fs.mkdir(ROOT, ROOT_INO, dir.as_bytes(), 0o755).unwrap();
+        for f in 0..files {
+            path::write_file(&fs, ROOT, format!("/{dir}/file{f}").as_bytes(), &[7; 3000]).unwrap();
+        }
+    }
+    fs.close().unwrap();
+    let options = MountOptions::default().background(false).cache_bytes(CACHE);
+    let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap();
+    let mut again = 0;
+    for n in 0..20 {
+        let before = dev.snapshot();
+        path::read_file(&fs, format!("/group/file{n}").as_bytes()).unwrap();
+        let read = dev.snapshot().since(&before).kind(IoKind::Data).read_requests;
+        again += if n == 0 { 0 } else { read };
+        for f in n * 35..(n + 1) * 35 {
+            path::read_file(&fs, format!("/tree/file{f}").as_bytes()).unwrap();
+        }
+    }
+    assert_eq!(again, 0, "requests for a group that was there");
+}
