@@ -31,7 +31,7 @@ pub struct Buf {
 const ROUNDS: u8 = 1;
 /// The same of a block that came with others, until all of it was read. Whoever goes through a tree comes again and again to some groups,
 /// where other files lie together than those of a directory, and may have read several times the cache before all of such a group is used.
-const UNREAD_ROUNDS: u8 = 3;
+pub(super) const UNREAD_ROUNDS: u8 = 3;
 
 /// Fragments of a block as bits.
 pub(super) fn frag_bits(frags: Range<usize>) -> u8 {

@@ -1,7 +1,7 @@
 //! Eviction: clean blocks leave the cache when it is full.
 
 use super::block_cache::{Cache, SHARDS};
-use super::buf::BufRef;
+use super::buf::{BufRef, UNREAD_ROUNDS};
 use super::shard::Shard;
 use crate::format::BlockAddr;
 use parking_lot::MutexGuard;
@@ -31,8 +31,8 @@ impl Cache {
     pub(super) fn evict(&self) {
         let allowed = self.allowed_blocks();
         let mut looks = EVICT_LOOKS;
-        // Twice around every clock: what was asked for lately is spared once.
-        for _ in 0..2 * SHARDS * EVICT_DIVISOR {
+        // Around every clock as often as a block can be spared, and once more.
+        for _ in 0..(usize::from(UNREAD_ROUNDS) + 1) * SHARDS * EVICT_DIVISOR {
             if looks == 0 || self.blocks.load(Ordering::Relaxed) <= allowed {
                 return;
             }

@@ -405,7 +405,6 @@ fn maintenance_brings_together_what_was_written_and_then_rests() {
     let stats = fs.stats().maintenance;
     assert_eq!((stats.runs, stats.bytes_moved, stats.credit), (1, done.bytes_moved, credit - done.bytes_moved));
     let after = cold_requests(&fs, &all);
-    // What is free is not read along and found of no use, so the tree that came apart is read with a few requests less.
     assert!(after * 2 <= before, "{before} requests before, {after} after: {done:?}");
     assert!(maintain(&fs, Usage::Idle).is_none(), "nothing was written since");
     fs.close().unwrap();
