@@ -80,7 +80,7 @@ struct Inner {
     last: Option<(SegmentId, u64)>,
     /// Bytes that were read and not asked for.
     extra: u64,
-    /// Of these, bytes that were asked for later.
+    /// Bytes that were asked for later and had been read, each time.
     used: u64,
     /// What they have saved, in bytes that are read in the same time: a chunk for each read without a request.
     gain: u64,
@@ -165,7 +165,8 @@ impl Around {
             if ranges.is_empty() {
                 return Err(e);
             }
-            // What nobody has asked for must not hide the rest.
+            // What nobody has asked for must not hide the rest, and is not there for the next read.
+            self.0.lock().last = None;
             store.get_all(parts)?;
             return Ok(vec![false; parts.len()]);
         }
@@ -383,10 +384,12 @@ impl Inner {
         if !self.pays_well() {
             return 0;
         }
-        let nearly_all = 4 * self.used >= 3 * self.extra;
+        // Some bytes are asked for several times.
+        let used = self.used.min(self.extra);
+        let nearly_all = 4 * used >= 3 * self.extra;
         let less = SKIPPED * self.chunk;
         // Who has only begun may read anything next.
-        let most = (SKIPPED_MOST * self.chunk).min(self.kept_max as u64 / 4 * 3).min(self.used);
+        let most = (SKIPPED_MOST * self.chunk).min(self.kept_max as u64 / 4 * 3).min(used);
         if nearly_all { most.max(less) } else { less }
     }
 
@@ -578,7 +581,9 @@ mod tests {
             let all = |segment, from: u64, to: u64| {
                 (from..to).map(|n| store.read_of(segment, &around, n * 4096, 4096, used)).sum::<u64>()
             };
-            assert_eq!((0..4).map(|_| all(store.1, 0, 512)).sum::<u64>(), 2);
+            assert_eq!(all(store.3, 0, 1022) + all(store.4, 0, 1022), 8);
+            [store.3, store.4].into_iter().for_each(|segment| around.forget(segment));
+            assert_eq!(all(store.1, 0, 512), 2);
             let many = kept > USED as usize;
             assert_eq!(store.read_of(store.4, &around, 12288, 4096, used), if many { 3 } else { 2 });
             assert_eq!(all(store.1, 512, 1022) + all(store.4, 0, 256), 0, "little is left");

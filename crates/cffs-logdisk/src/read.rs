@@ -26,6 +26,13 @@ impl Piece {
     pub(crate) fn behind(self, blocks: usize) -> Piece {
         Piece { first: self.first + blocks, ..self }
     }
+
+    fn segment(&self) -> Option<SegmentId> {
+        match &self.content {
+            Content::Stored(e) => Some(e.place.segment),
+            Content::Memory(_) => None,
+        }
+    }
 }
 
 /// Where the blocks of a piece are.
@@ -86,7 +93,10 @@ impl State {
     /// One block of a branch.
     pub(crate) fn read_block(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
         let pieces = self.branch_pieces(branch, block, 1)?;
-        let reader = Reader { store: &*self.store, around: &self.around, used: self.used_of(&pieces) };
+        let mut used = self.used_of(&pieces);
+        // Others wait for this one.
+        used.retain(|id, _| pieces.iter().any(|p| p.segment() == Some(*id)));
+        let reader = Reader { store: &*self.store, around: &self.around, used };
         let mut data = vec![0; BLOCK_BYTES].into_boxed_slice();
         fetch_pieces(&reader, pieces, &mut data)?;
         Ok(data)
@@ -94,13 +104,9 @@ impl State {
 
     /// How much is written of the segments that pieces are in, of the one that was read last, and of those between that and the first.
     pub(crate) fn used_of(&self, pieces: &[Piece]) -> BTreeMap<SegmentId, u64> {
-        let segment = |p: &Piece| match &p.content {
-            Content::Stored(e) => Some(e.place.segment),
-            Content::Memory(_) => None,
-        };
         let table = &self.usage.table;
         let used = |(id, info): (&SegmentId, &SegmentInfo)| (*id, u64::from(info.used));
-        let mut segments = pieces.iter().filter_map(segment).peekable();
+        let mut segments = pieces.iter().filter_map(Piece::segment).peekable();
         let last = self.around.last_segment();
         let between = last.zip(segments.peek().copied()).filter(|(last, first)| last < first);
         let between = between.into_iter().flat_map(|(last, first)| table.range(last..first).take(BETWEEN));
