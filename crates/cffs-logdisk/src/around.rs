@@ -592,6 +592,24 @@ mod tests {
     }
 
     #[test]
+    fn a_bad_sector_in_what_is_skipped_hides_nothing() {
+        let (store, around) = (Counted::new(), Around::new(24 << 20));
+        around.set_chunk(1 << 20);
+        let good = Some(USED - 8192);
+        for (segment, blocks) in [(store.3, 1022), (store.4, 1022), (store.1, 512)] {
+            around.forget(segment);
+            let requests = (0..blocks).map(|n| store.read_of(segment, &around, n * 4096, 4096, good)).sum::<u64>();
+            assert!(requests <= 4, "{requests} for the chunks of a segment");
+        }
+        [store.3, store.4].into_iter().for_each(|segment| around.forget(segment));
+        let requests = store.read_of(store.4, &around, 12288, 4096, Some(USED));
+        assert!(requests > 1, "what was skipped was to come with it");
+        assert!(around.0.lock().kept.iter().all(|c| c.segment == store.1), "nothing is kept of what failed");
+        assert_eq!(around.last_segment(), None, "so nobody is behind it");
+        assert!(store.read_of(store.4, &around, 16384, 4096, good) > 0);
+    }
+
+    #[test]
     fn the_end_of_a_segment_that_is_gone_is_not_read() {
         for is_gone in [false, true] {
             let (store, around) = (Counted::new(), around());

@@ -6,7 +6,7 @@ use crate::codec::corrupt;
 use crate::compress::decompress;
 use crate::copies::{get_right, take_right};
 use crate::extent::{BLOCK_BYTES, Codec, Extent};
-use crate::layouts::{MapLayout, SegmentInfo};
+use crate::layouts::MapLayout;
 use crate::state::State;
 use crate::store::{Get, SegmentId, SegmentStore};
 use crate::tree::{Root, lookup_extents};
@@ -93,9 +93,8 @@ impl State {
     /// One block of a branch.
     pub(crate) fn read_block(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
         let pieces = self.branch_pieces(branch, block, 1)?;
-        let mut used = self.used_of(&pieces);
-        // Others wait for this one.
-        used.retain(|id, _| pieces.iter().any(|p| p.segment() == Some(*id)));
+        // Nothing of other segments comes along: who changes a part of the block has all others wait.
+        let used = self.written(pieces.iter().filter_map(Piece::segment));
         let reader = Reader { store: &*self.store, around: &self.around, used };
         let mut data = vec![0; BLOCK_BYTES].into_boxed_slice();
         fetch_pieces(&reader, pieces, &mut data)?;
@@ -104,14 +103,16 @@ impl State {
 
     /// How much is written of the segments that pieces are in, of the one that was read last, and of those between that and the first.
     pub(crate) fn used_of(&self, pieces: &[Piece]) -> BTreeMap<SegmentId, u64> {
-        let table = &self.usage.table;
-        let used = |(id, info): (&SegmentId, &SegmentInfo)| (*id, u64::from(info.used));
         let mut segments = pieces.iter().filter_map(Piece::segment).peekable();
         let last = self.around.last_segment();
         let between = last.zip(segments.peek().copied()).filter(|(last, first)| last < first);
-        let between = between.into_iter().flat_map(|(last, first)| table.range(last..first).take(BETWEEN));
-        let found = segments.chain(last).filter_map(|id| table.get_key_value(&id));
-        between.chain(found).map(used).collect()
+        let begun = |(last, first)| self.usage.table.range(last..first).take(BETWEEN);
+        self.written(between.into_iter().flat_map(begun).map(|(id, _)| *id).chain(segments).chain(last))
+    }
+
+    /// How much is written of segments.
+    fn written(&self, segments: impl Iterator<Item = SegmentId>) -> BTreeMap<SegmentId, u64> {
+        segments.filter_map(|id| Some((id, u64::from(self.usage.table.get(&id)?.used)))).collect()
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Buf {
 /// Rounds of the clock that a block stays for after it was used. File data that was read once, and all of it, has none: whoever asked
 /// has it, and the kernel keeps it for others.
 const ROUNDS: u8 = 1;
-/// The same of a block that came with others, until all of it was read. Whoever goes through a tree comes again and again to some groups,
+/// The same of a block that came with others, until all of its data was read, or until it was used if it is metadata. Whoever goes through a tree comes again and again to some groups,
 /// where other files lie together than those of a directory, and may have read several times the cache before all of such a group is used.
 pub(super) const UNREAD_ROUNDS: u8 = 3;
 

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 /// At most one in so many blocks of a part is looked at before the next part's turn.
 const EVICT_DIVISOR: usize = 8;
-/// Blocks that one call looks at. If all of them stay, most of the cache is pinned.
+/// Blocks that one call looks at. If all of them stay, most of the cache is pinned, or was read along lately; the next call goes on.
 const EVICT_LOOKS: usize = 16_384;
 
 /// How many blocks of a part with so many are looked at in this turn. A part with few has none in most turns: otherwise the hand would come
@@ -31,7 +31,7 @@ impl Cache {
     pub(super) fn evict(&self) {
         let allowed = self.allowed_blocks();
         let mut looks = EVICT_LOOKS;
-        // Around every clock as often as a block can be spared, and once more.
+        // Around every clock as often as a block can be spared, and once more, if that is not too much at once.
         for _ in 0..(usize::from(UNREAD_ROUNDS) + 1) * SHARDS * EVICT_DIVISOR {
             if looks == 0 || self.blocks.load(Ordering::Relaxed) <= allowed {
                 return;
