@@ -4,6 +4,7 @@ use super::*;
 use crate::cache::Cache;
 use crate::cache::PrefetchMode;
 use crate::extent::{self, Mapping};
+use crate::format::LongestRuns;
 use crate::format::Run;
 use crate::format::dirindex::{BUCKET_FLAGS, BUCKET_OVERFLOWED, bucket_of, bucket_target, pairs};
 use crate::format::extent::LOGICAL_END;
@@ -79,7 +80,7 @@ impl World {
         let id = BlockId { kind: BlockKind::Counters, addr: geo.counters_block(), owner: 0 };
         let counters_buf = cache.read_meta(id).unwrap();
         let counters = Counters::decode(&counters_buf.read());
-        let space = Arc::new(Space::load(cache.clone(), counters, 0).unwrap());
+        let space = Arc::new(Space::load(cache.clone(), counters, LongestRuns::UNKNOWN, 0).unwrap());
         let journal = Journal::new(cache.clone(), None, &sb, header, MetadataMode::Journal);
         journal.connect(Box::new(Hook(space.clone())), counters_buf);
         let mut inode = Inode::new(77, FileType::Directory.mode_bits() | 0o755, 0);

@@ -4,6 +4,7 @@ use super::dumper::Dumper;
 use super::value::{Fields, Value, hex};
 use crate::check::repair::{copies_of, read_super};
 use crate::error::{Error, Result};
+use crate::format::LONGEST_RUNS_LEN;
 use crate::format::superblock::{LABEL_MAX, MAGIC, MOUNT_OPTIONS_MAX};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Superblock, get_u32, get_u64, verify_block};
@@ -63,6 +64,7 @@ pub(super) fn superblock_fields(b: &[u8]) -> Fields {
     f.put("created_ns", Value::Time(get_u64(b, 216) as i64)).put("mounted_ns", Value::Time(get_u64(b, 224) as i64));
     f.put("metadata_fsid", Value::hex(get_u64(b, 232), 16));
     f.put("mount_options", text(&b[256..256 + MOUNT_OPTIONS_MAX]));
+    f.put("longest_runs", hex(&b[384..384 + LONGEST_RUNS_LEN]));
     if let Ok(sb) = &decoded {
         wrong.extend(Geometry::new(sb).err().map(|c| c.0));
     }

@@ -3,6 +3,7 @@
 use super::crc::crc32c;
 pub use super::features::*;
 use super::features::{COMPAT_NAMES, INCOMPAT_NAMES, RO_COMPAT_NAMES};
+use super::longest_runs::{LONGEST_RUNS_LEN, LongestRuns};
 use super::{Corrupt, corrupt, get_u32, get_u64, put_u32, put_u64};
 
 /// Bytes of an encoded superblock.
@@ -83,6 +84,8 @@ pub struct Superblock {
     pub maintenance_credit: u64,
     /// Mount options that hold unless the mount says otherwise, padded with zeros.
     pub mount_options: [u8; MOUNT_OPTIONS_MAX],
+    /// How long the free runs of each allocation group were at most at the last unmount.
+    pub longest_runs: LongestRuns,
 }
 
 impl Superblock {
@@ -108,6 +111,7 @@ impl Superblock {
             metadata_fsid: copy.metadata_fsid,
             mount_count: copy.mount_count,
             maintenance_credit: copy.maintenance_credit,
+            longest_runs: copy.longest_runs,
             mounted: copy.mounted,
             ..self.clone()
         }
@@ -143,6 +147,7 @@ impl Superblock {
         put_u64(&mut b, 232, self.metadata_fsid);
         put_u64(&mut b, 240, self.maintenance_credit);
         b[256..256 + MOUNT_OPTIONS_MAX].copy_from_slice(&self.mount_options);
+        b[384..384 + LONGEST_RUNS_LEN].copy_from_slice(&self.longest_runs.0);
         let crc = crc32c(&b);
         put_u32(&mut b, 8, crc);
         b
@@ -207,6 +212,7 @@ impl Superblock {
             metadata_fsid: get_u64(b, 232),
             maintenance_credit: get_u64(b, 240),
             mount_options: b[256..256 + MOUNT_OPTIONS_MAX].try_into().expect("as many bytes"),
+            longest_runs: LongestRuns(b[384..384 + LONGEST_RUNS_LEN].try_into().expect("as many bytes")),
         })
     }
 

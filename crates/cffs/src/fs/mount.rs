@@ -6,6 +6,7 @@ use super::orphan_list::OrphanList;
 use super::{Fs, FsDevice, MetadataMode, MountOptions, now};
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
+use crate::format::LongestRuns;
 use crate::format::Run;
 use crate::format::log::LogHeader;
 use crate::format::superblock::{COMPAT_IMMUTABLE_FILES, INCOMPAT_EXTERNAL_LOG, RO_COMPAT_ACL, SUPERBLOCK_SIZE, State};
@@ -273,7 +274,8 @@ impl Fs {
         let replayed = recover(&*dev, log_dyn.as_deref(), &sb, &opts)?;
         let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), tracer, &sb, &opts)?;
 
-        let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
+        let longest_runs = std::mem::replace(&mut sb.longest_runs, LongestRuns::UNKNOWN);
+        let space = Arc::new(Space::load(cache.clone(), counters, longest_runs, sb.reserve_bp)?);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn.clone(), &sb, replayed.header, opts.metadata));
         let shift = u32::from(sb.frag_shift);
         // What a commit frees can be discarded before it is durable only where the device keeps the order.
@@ -472,6 +474,7 @@ impl Fs {
             sb.state = State::Clean;
         }
         sb.maintenance_credit = self.maintenance_credit();
+        sb.longest_runs = self.space.longest_runs_at_most();
         put_superblock(&*self.dev, &sb)?;
         self.dev.finish()?;
         written

@@ -3,6 +3,7 @@
 use super::options::MkfsOptions;
 use super::random::{now_ns, random, random_uuid};
 use crate::error::{Error, Result};
+use crate::format::LongestRuns;
 use crate::format::geometry::log_bytes_min;
 use crate::format::geometry::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, FRAGMENT_SIZE_MIN, GROUP_SIZE_MAX, GROUP_SIZE_MIN, INODE_SLOT_SIZE,
@@ -90,6 +91,7 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
         metadata_fsid: 0,
         maintenance_credit: 0,
         mount_options: [0; MOUNT_OPTIONS_MAX],
+        longest_runs: LongestRuns::UNKNOWN,
     };
     sb.label[..o.label.len()].copy_from_slice(o.label.as_bytes());
     let bit = |set: bool, bit: u64| if set { bit } else { 0 };

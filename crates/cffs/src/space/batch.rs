@@ -32,7 +32,10 @@ impl Space {
         let enough = enough.min(need);
         let mut lens: Vec<u32> = Vec::new();
         let mut shortest = None;
-        for ag in self.around(self.g.frag_of_block(goal)) {
+        // First those that may have a run for all of it, so that no bitmap is read for a part.
+        let mut around: Vec<u64> = self.around(self.g.frag_of_block(goal)).collect();
+        around.sort_by_key(|ag| (!self.may_have_run(*ag, need), !self.may_have_run(*ag, enough)));
+        for ag in around {
             match self.with_free_set(&self.alloc_group(ag), |set| set.longest(need, &mut lens)) {
                 // Damaged allocation groups are not used.
                 Ok(()) | Err(Error::Corrupt(_)) => {}
@@ -103,8 +106,13 @@ impl Space {
     pub fn next_free_run(&self, from: FragAddr, min: u64) -> Result<Option<Run>> {
         let min = u32::try_from(min).unwrap_or(u32::MAX).max(1);
         let first = self.around(from).next();
-        // The first group from the goal on, the others, and the start of the first.
-        for (n, ag) in self.around(from).chain(first).enumerate() {
+        // The first group from the goal on, the others, and the start of the first. Those that are in memory come before those that have to be read.
+        let all = self.around(from).chain(first).enumerate();
+        let (known, unknown): (Vec<_>, Vec<_>) = all.partition(|(_, ag)| self.loaded_group(*ag).is_some());
+        for (n, ag) in known.into_iter().chain(unknown) {
+            if !self.may_have_run(ag, u64::from(min)) {
+                continue;
+            }
             let group = self.alloc_group(ag);
             let offset = if n == 0 { from.saturating_sub(group.start()).min(u64::from(u32::MAX)) as u32 } else { 0 };
             match self.with_free_set(&group, |set| set.find_run(offset, min)) {

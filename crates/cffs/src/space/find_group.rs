@@ -16,13 +16,20 @@ impl Space {
         }
         let goal = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
         let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
+        let group_frags = self.g.frag_of_block(self.g.group_blocks());
         let mut wrapped = false;
-        let found = self.search(goal_ag, false, |group, here| {
-            // The first visit of the goal's group begins at the goal, later ones at its start.
-            let from = if here && !std::mem::replace(&mut wrapped, true) { (goal - group.start()) as u32 } else { 0 };
-            let found = self.with_free_set(group, |set| set.find_group(from))?;
-            Ok(found.map(|offset| group.start() + u64::from(offset)))
-        })?;
+        let found = self.search_among(
+            goal_ag,
+            false,
+            |ag| self.may_have_run(*ag, group_frags),
+            |group, here| {
+                // The first visit of the goal's group begins at the goal, later ones at its start.
+                let from =
+                    if here && !std::mem::replace(&mut wrapped, true) { (goal - group.start()) as u32 } else { 0 };
+                let found = self.with_free_set(group, |set| set.find_group(from))?;
+                Ok(found.map(|offset| group.start() + u64::from(offset)))
+            },
+        )?;
         Ok(found.map(|frag| self.g.block_of_frag(frag)))
     }
 

@@ -10,6 +10,7 @@ use super::layout;
 use crate::addr_map::AddrMap;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
+use crate::format::LongestRuns;
 use crate::format::system::Counters;
 use crate::format::{Corrupt, Geometry, LiveGeometry, Run};
 use crate::reservation::{QuotaPool, Reservation, SpacePool};
@@ -31,6 +32,10 @@ pub struct Space {
     pub(super) thin: bool,
     /// Share of the whole that only privileged users get, in 1/10,000.
     pub(super) reserve_bp: AtomicU32,
+    /// What was known of the longest free runs at the last unmount. Loaded AGs know better.
+    pub(super) longest_runs_known: LongestRuns,
+    /// AGs that there were then.
+    pub(super) ags_at_mount: u64,
     /// The first AG that was not on the device at mount.
     first_virgin: u64,
     /// Groups before this one are loaded.
@@ -58,8 +63,13 @@ pub struct Space {
 impl Space {
     /// Loads the free space as the counters describe it. Reads nothing: AGs load when they are first needed.
     ///
-    /// `reserve_bp` is the share of the whole that only privileged users get, in 1/10,000.
-    pub fn load(cache: Arc<Cache>, counters: Counters, reserve_bp: u32) -> Result<Space> {
+    /// `longest_runs_known`: what the superblock says of AGs that nobody has loaded. `reserve_bp` is the share of the whole that only privileged users get, in 1/10,000.
+    pub fn load(
+        cache: Arc<Cache>,
+        counters: Counters,
+        longest_runs_known: LongestRuns,
+        reserve_bp: u32,
+    ) -> Result<Space> {
         let g = cache.live_geometry();
         if counters.free_frags > g.total_frags() {
             let what = format!("counters: {} of {} fragments free", counters.free_frags, g.total_frags());
@@ -81,12 +91,14 @@ impl Space {
         accounting.device = DeviceRoom::of(&cache);
         cache.set_part_in_use(part_in_use);
         let space = Space {
+            ags_at_mount: g.ag_count,
             cache,
             g,
             groups: RwLock::default(),
             thin: accounting.device.is_some(),
             accounting: Mutex::new(accounting),
             reserve_bp: AtomicU32::new(0),
+            longest_runs_known,
             first_virgin: counters.ags,
             loaded_to: AtomicU64::new(0),
             open: AtomicU64::new(counters.ags),
@@ -191,6 +203,11 @@ impl Space {
         let group = groups.entry(ag).or_insert_with(|| Arc::new(AllocGroup::new(&self.g, ag, virgin)));
         self.open.fetch_max(ag + 1, Ordering::AcqRel);
         group.clone()
+    }
+
+    /// An AG that is loaded, or known to be damaged.
+    pub(super) fn loaded_group(&self, ag: u64) -> Option<Arc<AllocGroup>> {
+        self.groups.read().get(&ag).filter(|group| group.is_loaded()).cloned()
     }
 
     /// Number of AGs that can be used now: all open ones and the next.

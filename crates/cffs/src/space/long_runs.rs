@@ -5,6 +5,7 @@
 use super::free_set::FreeSet;
 use super::free_space::Space;
 use crate::error::{Error, Result};
+use crate::format::LongestRuns;
 use crate::format::{FragAddr, Run};
 use std::sync::atomic::Ordering;
 
@@ -48,6 +49,25 @@ impl Space {
 
     pub(super) fn run_at(&self, ag: u64, start: u32, len: u32) -> Run {
         Run { start: self.g.frag_of_block(self.g.ag_start(ag)) + u64::from(start), len: u64::from(len) }
+    }
+
+    /// Whether an AG may have a free run of so many fragments. Reads nothing: only of one that is not loaded it may be wrong.
+    pub(super) fn may_have_run(&self, ag: u64, frags: u64) -> bool {
+        let bound = self.longest_runs_known.bound(ag, self.ags_at_mount);
+        bound.is_none_or(|groups| frags < self.g.frag_of_block(groups << self.g.group_shift >> self.g.block_shift))
+            || self.loaded_group(ag).is_some()
+    }
+
+    /// What is known of the longest free runs, for the next mount. Reads nothing.
+    pub(crate) fn longest_runs_at_most(&self) -> LongestRuns {
+        let group = self.g.frag_of_block(self.g.group_blocks());
+        LongestRuns::of(self.g.ag_count, |ag| match self.loaded_group(ag) {
+            Some(loaded) => {
+                let longest = self.with_free_set(&loaded, |set| set.find_largest(1, 0)).ok()?;
+                Some(longest.map_or(0, |(_, len)| u64::from(len)) / group + 1)
+            }
+            None => self.longest_runs_known.bound(ag, self.ags_at_mount),
+        })
     }
 
     /// The longest free runs that together have `need` fragments, the longest first: all that there is, if that is less.

@@ -29,6 +29,17 @@ impl Space {
         &self,
         goal_ag: u64,
         near_only: bool,
+        f: impl FnMut(&AllocGroup, bool) -> Result<Option<R>>,
+    ) -> Result<Option<R>> {
+        self.search_among(goal_ag, near_only, |_| true, f)
+    }
+
+    /// The same among those AGs of which `worth` says so.
+    pub(super) fn search_among<R>(
+        &self,
+        goal_ag: u64,
+        near_only: bool,
+        worth: impl Fn(&u64) -> bool,
         mut f: impl FnMut(&AllocGroup, bool) -> Result<Option<R>>,
     ) -> Result<Option<R>> {
         let mut failed = None;
@@ -45,7 +56,7 @@ impl Space {
             let end = self.usable();
             // A goal beyond the open AGs does not open any.
             let goal = goal_ag.min(self.open.load(Ordering::Acquire).min(end) - 1);
-            let near = (goal..end).take(NEAR_AGS).chain([end - 1]);
+            let near = (goal..end).take(NEAR_AGS).chain([end - 1]).filter(&worth);
             if let Some((_, found)) = self.visit_in_turn(near, &mut loads, &mut visit) {
                 return Ok(Some(found));
             }
@@ -53,7 +64,7 @@ impl Space {
                 return Ok(None);
             }
             let rotor = self.rotor.load(Ordering::Relaxed).min(end - 1);
-            let all = (rotor..end).chain(0..rotor);
+            let all = (rotor..end).chain(0..rotor).filter(&worth);
             if let Some((ag, found)) = self.visit_in_turn(all, &mut loads, &mut visit) {
                 self.rotor.store(ag, Ordering::Relaxed);
                 return Ok(Some(found));

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::ag::{BITMAP_BITS, ag_free};
 use crate::format::system::{COUNT_FREE_FRAGS, Counters};
-use crate::format::{BlockId, BlockKind, Superblock, get_u64};
+use crate::format::{BlockId, BlockKind, LongestRuns, Superblock, get_u64};
 use crate::format::{FragAddr, Geometry};
 use crate::journal::MetadataMode;
 use crate::journal::Txn;
@@ -52,7 +52,7 @@ impl Fixture {
         let counters = Counters::decode(&counters_buf.read());
         let header = read_header(&*dev, &sb).expect("log header");
         let journal = Journal::new(cache.clone(), None, &sb, header, MetadataMode::Journal);
-        let space = Arc::new(Space::load(cache, counters, 0).expect("space"));
+        let space = Arc::new(Space::load(cache, counters, LongestRuns::UNKNOWN, 0).expect("space"));
         journal.connect(Box::new(Hook(space.clone())), counters_buf);
         Fixture { dev, sb, journal, space }
     }
@@ -476,20 +476,20 @@ fn hostile_counters_are_refused() {
     let f = Fixture::new(8 << 20, &tiny());
     let good = f.space.counters();
     let cache = || f.space.cache.clone();
-    assert!(Space::load(cache(), good, 0).is_ok());
+    assert!(Space::load(cache(), good, LongestRuns::UNKNOWN, 0).is_ok());
     for bad in [
         Counters { free_frags: f.geometry().total_frags() + 1, ..good },
         Counters { ags: 0, ..good },
         Counters { ags: f.geometry().ag_count + 1, ..good },
     ] {
-        assert!(matches!(Space::load(cache(), bad, 0), Err(Error::Corrupt(_))));
+        assert!(matches!(Space::load(cache(), bad, LongestRuns::UNKNOWN, 0), Err(Error::Corrupt(_))));
     }
 }
 
 #[test]
 fn reservations_keep_the_reserve_and_never_exceed_the_free_space() {
     let f = Fixture::new(8 << 20, &tiny());
-    let space = Space::load(f.space.cache.clone(), f.space.counters(), 500).unwrap();
+    let space = Space::load(f.space.cache.clone(), f.space.counters(), LongestRuns::UNKNOWN, 500).unwrap();
     let (free, kept) = (space.free_frags(), f.geometry().total_frags() / 20);
     assert_eq!(space.root_reserve(), kept);
     space.reserve_frags(free - kept, false).unwrap();

@@ -6,6 +6,7 @@ mod common;
 mod accounts;
 mod full;
 mod grow;
+mod long_runs;
 mod making_room;
 mod preallocated;
 mod quota;

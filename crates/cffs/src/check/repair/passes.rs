@@ -13,6 +13,7 @@ use crate::check::reader::Reader;
 use crate::check::report::state_name;
 use crate::check::{CheckOptions, Class, Progress, check, pool};
 use crate::error::{Error, Result};
+use crate::format::LongestRuns;
 use crate::format::ROOT_INO;
 use crate::format::superblock::{COMPAT_IMMUTABLE_FILES, INCOMPAT_EXTERNAL_LOG, State};
 use crate::superblocks::write_superblock;
@@ -76,6 +77,8 @@ pub fn repair(
         // wrong has to stay.
         if sb.state != State::Unjournaled || !g.data_sums {
             sb.state = State::Error;
+            // The bitmaps may change.
+            sb.longest_runs = LongestRuns::UNKNOWN;
             write_superblock(&*dev, &g, &sb)?;
             dev.flush()?;
         }

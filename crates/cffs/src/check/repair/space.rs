@@ -7,7 +7,7 @@ use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, free_runs, set
 use crate::format::sums::AG_SUM_BLOCKS;
 use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
-use crate::format::{BlockId, BlockKind, FragAddr, Superblock, block_seq, init_block, put_u64};
+use crate::format::{BlockId, BlockKind, FragAddr, LongestRuns, Superblock, block_seq, init_block, put_u64};
 use crate::superblocks::backup_ags;
 
 impl Repairer<'_> {
@@ -155,6 +155,7 @@ impl Repairer<'_> {
                 }
             }
             copy.state = crate::format::superblock::State::Clean;
+            copy.longest_runs = LongestRuns::UNKNOWN;
             let mut b = vec![0; self.g.block_size()];
             b[..SUPERBLOCK_SIZE].copy_from_slice(&copy.encode());
             let place = format!("superblock copy in allocation group {ag}");
