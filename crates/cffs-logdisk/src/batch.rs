@@ -2,7 +2,7 @@
 //!
 //! `docs/format-log.md` has every field.
 
-use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
+use crate::codec::{Fields, PutFields, corrupt, counter, crc32c, varint_bytes};
 use crate::extent::{BLOCK_BYTES, Birth, Codec, check_shape};
 use crate::patch::Patch;
 use crate::store::SegmentId;
@@ -110,7 +110,7 @@ impl Entry {
             Entry::Snapshot { name, .. } => 22 + name.len(),
             Entry::Clone { name, .. } => 14 + name.len(),
             Entry::Delete { .. } => 9,
-            Entry::Patch { patch, .. } => 19 + patch.bytes(),
+            Entry::Patch { at, patch } => 1 + varint_bytes(at.branch.into()) + varint_bytes(at.block) + patch.bytes(),
         }
     }
 
@@ -212,15 +212,10 @@ impl Entry {
                 out.put_u64(*id);
             }
             Entry::Patch { at, patch } => {
-                out.put_u8(11);
-                logical(out, at);
-                out.put_u32(patch.crc);
-                out.put_u16(patch.parts.len() as u16);
-                for (first, bytes) in &patch.parts {
-                    out.put_u16(*first);
-                    out.put_u16(bytes.len() as u16);
-                    out.extend_from_slice(bytes);
-                }
+                out.put_u8(12);
+                out.put_varint(at.branch.into());
+                out.put_varint(at.block);
+                patch.encode(out);
             }
         }
     }
@@ -275,13 +270,12 @@ impl Entry {
             9 => Entry::Clone { branch: f.u32()?, snapshot: f.u64()?, name: name(f)? },
             10 => Entry::Delete { id: f.u64()? },
             11 => {
-                let (at, crc, parts) = (logical(f)?, f.u32()?, f.u16()?);
-                let part = |_| {
-                    let (first, n) = (f.u16()?, usize::from(f.u16()?));
-                    let fits = n > 0 && usize::from(first) + n <= BLOCK_BYTES;
-                    if fits { Ok((first, f.bytes(n)?.to_vec())) } else { Err(corrupt("a patch is no part of a block")) }
-                };
-                Entry::Patch { at, patch: Patch { crc, parts: (0..parts).map(part).collect::<io::Result<_>>()? } }
+                let at = logical(f)?;
+                Entry::Patch { at, patch: Patch::decode_fixed(f)? }
+            }
+            12 => {
+                let branch = u32::try_from(f.varint()?).map_err(|_| corrupt("a patch is of no branch"))?;
+                Entry::Patch { at: Logical { branch, block: f.varint()? }, patch: Patch::decode(f)? }
             }
             kind => return Err(corrupt(format!("a summary has an entry of unknown kind {kind}"))),
         })

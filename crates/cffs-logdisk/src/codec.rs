@@ -73,6 +73,23 @@ impl<'a> Fields<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
+    /// A number of [`PutFields::put_varint`].
+    pub(crate) fn varint(&mut self) -> io::Result<u64> {
+        let mut n = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let byte = self.u8()?;
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits || byte == 0 && shift > 0 {
+                break;
+            }
+            n |= bits << shift;
+            if byte < 0x80 {
+                return Ok(n);
+            }
+        }
+        Err(corrupt("a number of variable length is too long"))
+    }
+
     pub(crate) fn uuid(&mut self) -> io::Result<[u8; 16]> {
         self.array()
     }
@@ -94,6 +111,13 @@ pub(crate) trait PutFields {
     fn put_u16(&mut self, v: u16);
     fn put_u32(&mut self, v: u32);
     fn put_u64(&mut self, v: u64);
+    /// Seven bits in each byte, the lowest first; all bytes but the last have the highest bit.
+    fn put_varint(&mut self, v: u64);
+}
+
+/// Bytes of a number of variable length.
+pub(crate) fn varint_bytes(v: u64) -> usize {
+    (v | 1).ilog2() as usize / 7 + 1
 }
 
 impl PutFields for Vec<u8> {
@@ -108,5 +132,38 @@ impl PutFields for Vec<u8> {
     }
     fn put_u64(&mut self, v: u64) {
         self.extend_from_slice(&v.to_le_bytes());
+    }
+    fn put_varint(&mut self, mut v: u64) {
+        while v >= 0x80 {
+            self.push(v as u8 | 0x80);
+            v >>= 7;
+        }
+        self.push(v as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_variable_length_have_one_form() {
+        let ends = (0..64).flat_map(|shift| [(1 << shift) - 1, 1 << shift, (1 << shift) + 1]);
+        for n in ends.chain([u64::MAX]) {
+            let mut bytes = Vec::new();
+            bytes.put_varint(n);
+            assert_eq!(bytes.len(), varint_bytes(n), "{n}");
+            let mut fields = Fields::new(&bytes);
+            assert_eq!(fields.varint().unwrap(), n);
+            assert!(fields.u8().is_err(), "nothing is left");
+            let (last, short) = bytes.split_last_mut().unwrap();
+            assert!(Fields::new(short).varint().is_err());
+            *last |= 0x80;
+            bytes.push(0);
+            assert!(Fields::new(&bytes).varint().is_err(), "{n} in a longer form");
+        }
+        for long in [[0xff; 11].as_slice(), &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]] {
+            assert!(Fields::new(long).varint().is_err());
+        }
     }
 }

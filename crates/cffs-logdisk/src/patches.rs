@@ -7,7 +7,7 @@ use crate::patch::Patch;
 use std::collections::BTreeMap;
 
 /// Most blocks of which batches have patches only.
-pub(crate) const PATCHED_MAX: usize = 512;
+pub(crate) const PATCHED_MAX: usize = 768;
 
 /// What batches have changed of blocks, one patch upon the other.
 #[derive(Default)]

@@ -14,6 +14,10 @@ pub(crate) struct Pending {
     pub(crate) bases: BTreeMap<Logical, Box<[u8]>>,
     /// Blocks that were written since then.
     changed: BTreeSet<Logical>,
+    /// When batches got the last patches of the others.
+    patched_at: BTreeMap<Logical, u64>,
+    /// Batches with patches so far.
+    batches: u64,
     /// Batches have patches of blocks that are not written yet: they must be before a checkpoint, and before others take the room for them.
     pub(crate) patched: bool,
     /// Start -> first block behind the range.
@@ -58,15 +62,31 @@ impl Pending {
         (patches, whole)
     }
 
+    /// How many blocks were written since the last batch.
+    pub(crate) fn changed(&self) -> usize {
+        self.changed.len()
+    }
+
+    /// So many of the blocks that were not written since the last batch, those first that have not changed for longest.
+    pub(crate) fn coldest(&self, blocks: usize) -> impl Iterator<Item = Logical> {
+        let unchanged = self.patched_at.iter().filter(|(at, _)| !self.changed.contains(at));
+        let mut all: Vec<(u64, Logical)> = unchanged.map(|(at, when)| (*when, *at)).collect();
+        all.sort_unstable();
+        all.into_iter().take(blocks).map(|(_, at)| at)
+    }
+
     /// A batch has these blocks, patches of the others, and what was discarded.
     pub(crate) fn was_patched(&mut self, whole: &[Logical]) {
         for at in whole {
             self.blocks.remove(at);
             self.bases.remove(at);
+            self.patched_at.remove(at);
         }
+        self.batches += 1;
         for at in std::mem::take(&mut self.changed) {
             if let Some(block) = self.blocks.get(&at) {
                 self.bases.insert(at, block.clone());
+                self.patched_at.insert(at, self.batches);
             }
         }
         self.discards.clear();
@@ -92,6 +112,7 @@ impl Pending {
             self.blocks.remove(k);
             self.bases.remove(k);
             self.changed.remove(k);
+            self.patched_at.remove(k);
         });
         let (mut first, mut last) = (start, end);
         if let Some((k, &e)) = self.discards.range(..at(start)).next_back()
@@ -190,8 +211,13 @@ mod tests {
         p.write(at(1), block(3, 0), Some(vec![7; BLOCK_BYTES].into()));
         assert_eq!(p.patches().0.len(), 1);
         assert_eq!(p.patches().0[0].1.parts, [(0, vec![3])]);
+        assert_eq!(p.coldest(9).collect::<Vec<_>>(), [at(4)], "the other has changed");
+        p.was_patched(&[]);
+        assert_eq!(p.coldest(9).collect::<Vec<_>>(), [at(4), at(1)]);
+        assert_eq!(p.coldest(1).collect::<Vec<_>>(), [at(4)]);
         p.discard(0, 1, 2, 1);
         assert!(p.bases.contains_key(&at(4)) && !p.bases.contains_key(&at(1)));
+        assert_eq!(p.coldest(9).collect::<Vec<_>>(), [at(4)]);
         p.was_patched(&[at(4)]);
         assert!(!p.patched && p.is_empty());
     }

@@ -138,14 +138,26 @@ impl State {
         }
     }
 
+    /// Blocks that count for the length of the batch: those that have patches and wait go on waiting, unless so many others come that they will be
+    /// written whole.
+    fn to_be_written(&self) -> usize {
+        let changed = self.pending.changed();
+        if changed > self.patched_max() / 3 * 2 { self.pending.blocks.len() } else { changed }
+    }
+
+    /// Most blocks that have patches only.
+    fn patched_max(&self) -> usize {
+        PATCHED_MAX.min(self.batch_max() / BLOCK_BYTES / 4 * 3).min(self.extents_max() / 2)
+    }
+
     /// Blocks that the batch takes until it is long enough.
     pub(crate) fn blocks_to_take(&self) -> usize {
-        self.batch_blocks().saturating_sub(self.pending.blocks.len()).max(1)
+        self.batch_blocks().saturating_sub(self.to_be_written()).max(1)
     }
 
     /// Ends the batch if it is long enough.
     pub(crate) fn seal_if_long(&mut self) -> io::Result<()> {
-        let long = self.pending.blocks.len() >= self.batch_blocks();
+        let long = self.to_be_written() >= self.batch_blocks();
         if long || self.pending.extents >= self.extents_max() { self.seal() } else { Ok(()) }
     }
 
@@ -182,15 +194,21 @@ impl State {
         self.fatal(r)
     }
 
-    /// Ends the batch with patches of what is pending, if that is little and there is room. The blocks stay pending, because they are mostly written again
-    /// soon; those that are to be written whole do not.
+    /// Ends the batch with patches of what has changed, if that is little and there is room. The blocks stay pending, because they are mostly written again
+    /// soon; those that are to be written whole do not, nor the coldest where there are too many.
     fn patch(&mut self) -> io::Result<bool> {
-        let most = PATCHED_MAX.min(self.batch_max() / BLOCK_BYTES / 2).min(self.extents_max() / 2);
-        if self.pending.blocks.len() > most || self.check().is_err() {
+        let most = self.patched_max();
+        if self.pending.changed() > most / 3 * 2 || self.check().is_err() {
             return Ok(false);
         }
         self.find_holes()?;
-        let (patches, whole) = self.pending.patches();
+        let (patches, mut whole) = self.pending.patches();
+        let too_many = (self.pending.blocks.len() - whole.len()).saturating_sub(most);
+        if too_many > 0 {
+            // Side by side, as who reads them in order will want them.
+            whole.extend(self.pending.coldest(too_many.max(most / 2)));
+            whole.sort_unstable();
+        }
         if patches.is_empty() && whole.is_empty() && self.pending.discards.is_empty() {
             return Ok(true);
         }
