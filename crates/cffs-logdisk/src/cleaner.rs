@@ -20,8 +20,7 @@ use std::io;
 
 /// Rounds without gain after which a writer gives up. A round may empty a segment only in part.
 const STALLED_ROUNDS_MAX: u32 = 24;
-/// Segments' worth of bytes that a round copies for somebody who waits.
-const FEW_SEGMENTS: u64 = 2;
+/// Segments' worth of bytes that a round copies at most for somebody who waits.
 const MANY_SEGMENTS: u64 = 8;
 /// A round that gains less than this part of a segment is without gain.
 const LEAST_GAIN: u64 = 32;
@@ -306,8 +305,8 @@ impl State {
         let observed = self.observed.clone();
         let _clean = observed.work_for_all(Work::Clean);
         let segment = self.store.segment_bytes();
-        // Few at a time, because of what is left for later more will have died; many where a few gain nothing.
-        let mut few = FEW_SEGMENTS;
+        // No more at a time than is lacking, because of what is left for later more will have died; many where a few gain nothing.
+        let mut least = 1;
         let mut after_checkpoint = 0;
         // A checkpoint stores all nodes that have changed, so it had better be for many rounds.
         while self.store.available() < self.need(change, level) {
@@ -321,6 +320,8 @@ impl State {
                 continue;
             }
             let Some(bounds) = self.round_bounds() else { break };
+            let lacking = self.need(change, level).saturating_sub(self.store.available());
+            let few = (lacking / segment).clamp(least, MANY_SEGMENTS);
             let (some, many) = (bounds.at_most(few * segment), bounds.at_most(MANY_SEGMENTS * segment));
             let before = self.room();
             match self.checkpoint_pays(some.bytes) {
@@ -332,10 +333,10 @@ impl State {
                 (false, false) => self.clean_at_once(some)?,
             }
             if self.room() < before + segment / LEAST_GAIN {
-                if few == MANY_SEGMENTS {
+                if least == MANY_SEGMENTS {
                     break;
                 }
-                few = MANY_SEGMENTS;
+                least = MANY_SEGMENTS;
             }
         }
         if self.store.available() >= self.need(change, level) {
@@ -409,7 +410,7 @@ mod tests {
                 (state.log.root.sequence, state.usage.removed.len(), state.log.sequence)
             };
             if root != seen.0 || removed > seen.1 {
-                seen = (root, removed, if root == seen.0 { batch } else { u64::MAX });
+                seen = (root, removed, if root == seen.0 { batch.min(seen.2) } else { u64::MAX });
             }
             // By now another segment is where the deleted one was.
             if batch.saturating_sub(seen.2) < 8 || crashes >= 12 {
