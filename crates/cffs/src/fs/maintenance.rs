@@ -8,7 +8,7 @@
 //! costs about a byte for each byte written. What is left comes together when half of the requests can be saved, and
 //! the credit suffices for all of it. To move a part of it was measured: with areas that are emptied into gaps for
 //! it, more requests are left than there were, and without them most are left. With the credit that is left then, free space is
-//! brought together, so that what is written next finds long free runs.
+//! brought together, so that what is written next finds long free runs; but not where what is moved leaves room, because that would fill it.
 
 use super::credit::{Credit, Usage};
 use super::regroup::{Regroup, RegroupStatus, Running};
@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 /// Maintenance waits until it may move so many groups, or this part of what is in use: less is not worth reading the directories
 /// for.
 const STEP_GROUPS: u64 = 32;
-const STEP_DIVISOR: u64 = 64;
+const STEP_DIVISOR: u64 = 128;
 /// After a step that has moved less than this part of that it waits so many times as long.
 const SMALL_STEP_DIVISOR: u64 = 16;
 const SMALL_STEP_WAITS: u64 = 4;
@@ -42,7 +42,7 @@ impl Fs {
     }
 
     /// A step of maintenance in the directories that were written to since all of them were in order: strays come back, and if that leaves
-    /// much to be gained, everything there is regrouped. With the credit that is left, free space is brought together. While somebody uses the
+    /// much to be gained, everything there is regrouped. With the credit that is left, free space is brought together, unless room is left among what is moved. While somebody uses the
     /// file system that is left out, and it works a tenth of the time. `regroup` stops it, and so does `may`, which is asked every second. `None` if nothing
     /// was moved. At most 1.5 bytes are moved for each byte that was allocated. Without [`MetadataMode::Journal`] nothing is.
     ///
@@ -65,6 +65,7 @@ impl Fs {
         let _purpose = Purpose::Regroup.scope();
         let _span = self.span(Kind::Regroup, [0; 3]);
         let roots = self.roots_of(&dirs);
+        let leaves_room = self.placement.leaves_room();
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();
         let cx = self.move_cx(&learned);
@@ -73,9 +74,9 @@ impl Fs {
         let mut progress = relocate::Progress::default();
         let limits = relocate::Limits { budget: credit, dry_run: false, always: false };
         let complete = relocate::run_by_need(&cx, &roots, limits, is_worth_it, &running, &mut progress);
-        // That takes a walk through everything, which is not for those who wait.
+        // That takes a walk through everything, which is not for those who wait. And what it moves goes into the room that was left.
         let complete = match complete {
-            Ok(complete) if usage != Usage::InUse => {
+            Ok(complete) if usage != Usage::InUse && !leaves_room => {
                 relocate::bring_free_space_together(&cx, limits, Gaps::BestFit, &running, &mut progress)
                     .map(|()| complete)
             }

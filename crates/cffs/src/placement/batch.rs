@@ -13,6 +13,9 @@ pub(super) const BEST_RUN_GROUPS: u64 = 32;
 /// A seek costs as much as transferring this part of a group. At the knee of the service time curve a distant request
 /// costs a whole group, but a writeback crosses the device in order. A read also takes along gaps of this length.
 const SEEK_DIVISOR: u64 = 2;
+/// Where room is left, one in so many parts of so many groups is: one piece for several groups takes in larger files than a piece in each.
+const ROOM_GROUPS: u64 = 4;
+pub(super) const ROOM_DIVISOR: u64 = 8;
 /// Free runs that are tried for one file.
 const RUN_TRIES: usize = 16;
 
@@ -34,6 +37,8 @@ pub struct BatchCursor {
     /// The batch continues with free runs from this address on that have at least this many fragments. `None` if all
     /// runs were chosen in advance.
     then: Option<(FragAddr, u64)>,
+    /// Of so many fragments, so many are filled; see [`BatchCursor::leaving_room`].
+    fill: Option<(u64, u64)>,
 }
 
 impl BatchCursor {
@@ -51,10 +56,10 @@ impl BatchCursor {
         let Some(least) = space.min_run_length(near, frags, enough)? else { return Ok(None) };
         if least >= (LONG_RUN_GROUPS * group).min(frags) {
             let then = Some((geo.frag_of_block(near), least));
-            return Ok(Some(BatchCursor { runs: VecDeque::new(), then }));
+            return Ok(Some(BatchCursor { runs: VecDeque::new(), then, fill: None }));
         }
         let runs = space.cheapest_runs(near, frags, group / SEEK_DIVISOR)?.into();
-        Ok(BatchCursor { runs, then: None }.unless_finished())
+        Ok(BatchCursor { runs, then: None, fill: None }.unless_finished())
     }
 
     /// Plans places in free runs of at least `least` fragments, from a block on. A run that begins right there is good too if
@@ -69,20 +74,44 @@ impl BatchCursor {
         let (from, group) = (geo.frag_of_block(near), geo.frag_of_block(geo.group_blocks()));
         let next = space.next_free_run(from, frags)?.filter(|run| (from..from + 2 * group).contains(&run.start));
         if let Some(next) = next {
-            return Ok(Some(BatchCursor { runs: VecDeque::from([next]), then: Some((next.end(), least)) }));
+            return Ok(Some(BatchCursor::from_run(next, least)));
         }
         let long = space.next_free_run(from, least)?;
-        Ok(long.map(|long| BatchCursor { runs: VecDeque::from([long]), then: Some((long.end(), least)) }))
+        Ok(long.map(|long| BatchCursor::from_run(long, least)))
+    }
+
+    fn from_run(run: Run, least: u64) -> BatchCursor {
+        BatchCursor { runs: VecDeque::from([run]), then: Some((run.end(), least)), fill: None }
+    }
+
+    /// Leaves a part of every few groups free, in one piece: for what will be written among these files.
+    pub fn leaving_room(self, geo: &LiveGeometry) -> BatchCursor {
+        let few = geo.frag_of_block(ROOM_GROUPS * geo.group_blocks());
+        BatchCursor { fill: Some((few, few - few / ROOM_DIVISOR)), ..self }
+    }
+
+    /// Whether what comes next is to stay free before so many fragments. Then it is left out.
+    fn skip_room(&mut self, frags: u64) -> bool {
+        let (Some((few, fill)), Some(run)) = (self.fill, self.runs.front_mut()) else { return false };
+        if frags > fill || run.start % few + frags <= fill {
+            return false;
+        }
+        let next = (run.start / few + 1) * few;
+        match run.end().checked_sub(next) {
+            Some(len) if len > 0 => *run = Run { start: next, len },
+            _ => drop(self.runs.pop_front()),
+        }
+        true
     }
 
     /// Allocates a run for the next file. Returns the cursor too, unless the batch has to be planned anew.
     pub fn allocate(mut self, space: &Space, frags: u64) -> Result<(Option<BatchCursor>, Option<Run>)> {
-        for _ in 0..RUN_TRIES {
+        for _ in 0..2 * RUN_TRIES {
             if let Some((from, least)) = self.then
                 && self.runs.front().is_none_or(|run| run.len < frags)
             {
                 let Some(next) = space.next_free_run(from, least.max(frags))? else { return Ok((None, None)) };
-                self = BatchCursor { runs: VecDeque::from([next]), then: Some((next.end(), least)) };
+                self = BatchCursor { fill: self.fill, ..BatchCursor::from_run(next, least) };
             }
             // The runs are used in order, because files that follow each other in a directory are to do so on the
             // device.
@@ -92,6 +121,9 @@ impl BatchCursor {
                 return Ok((self.unless_finished(), None));
             };
             self.runs.drain(..at);
+            if self.skip_room(frags) {
+                continue;
+            }
             let free = self.runs[0];
             if let Some(run) = space.alloc_in(free.start..free.end(), frags)? {
                 self.runs[0] = Run { start: run.end(), len: free.end() - run.end() };

@@ -1,6 +1,6 @@
 //! The placement of one mounted file system.
 
-use super::batch::{Batch, BatchCursor, LONG_RUN_GROUPS};
+use super::batch::{Batch, BatchCursor, LONG_RUN_GROUPS, ROOM_DIVISOR};
 use super::scatter::Scatter;
 use super::table::{DirPlacement, Table};
 use crate::addr_map::AddrMap;
@@ -15,6 +15,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Space is scarce where less than one in this many parts is free. Then long free runs are worth more than co-location
+/// of isolated files.
+pub(super) const SCARCE_DIVISOR: u64 = 4;
+/// Room is left in groups of at least so many bytes.
+const ROOM_GROUP_MIN: u64 = 128 << 10;
 /// A group that is partly in use is opened only if at least one in this many parts is free.
 pub(super) const EMPTY_DIVISOR: u64 = 8;
 
@@ -185,6 +190,27 @@ impl Placement {
     pub(super) fn counted(&self, run: Option<Run>) -> Option<Run> {
         self.allocated.fetch_add(run.map_or(0, |r| r.len) << self.geo.frag_shift, Ordering::Relaxed);
         run
+    }
+
+    /// Whether what is moved leaves room for what will be written among it: where enough is free, and groups are so large that
+    /// the room takes in most files. Elsewhere new files would lie in small gaps.
+    pub fn leaves_room(&self) -> bool {
+        self.geo.group_size() as u64 >= ROOM_GROUP_MIN
+            && self.space.free_frags() >= self.geo.total_frags() / SCARCE_DIVISOR
+    }
+
+    /// The fragments of a group that are filled where room is left.
+    pub fn filled_of_group(&self) -> u64 {
+        self.group_frags() - self.group_frags() / ROOM_DIVISOR
+    }
+
+    /// As [`Placement::plan_together`]; room is left, of which none is used.
+    ///
+    /// # Errors
+    /// Those of reading bitmaps.
+    pub fn plan_with_room(&self, near: BlockAddr, frags: u64, least: u64) -> Result<Option<BatchCursor>> {
+        let with_room = (frags * self.group_frags()).div_ceil(self.filled_of_group());
+        Ok(self.plan_together(near, with_room, least)?.map(|plan| plan.leaving_room(&self.geo)))
     }
 
     /// Plans places for files that are moved together, `frags` fragments in all, near a block: in free runs of at least `least`

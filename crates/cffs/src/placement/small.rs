@@ -5,16 +5,13 @@
 //! is room for all of them.
 
 use super::batch::{BEST_RUN_GROUPS, BatchCursor};
-use super::policy::{EMPTY_DIVISOR, Placement};
+use super::policy::{EMPTY_DIVISOR, Placement, SCARCE_DIVISOR};
 use super::table::Table;
 use crate::cache::{BufRef, Cache};
 use crate::colocation;
 use crate::error::Result;
 use crate::format::{BlockAddr, Ino, Run};
 
-/// Space is scarce where less than one in this many parts is free. Then long free runs are worth more than co-location
-/// of isolated files.
-pub(super) const SCARCE_DIVISOR: u64 = 4;
 /// Most adjacent free groups that are looked for at once.
 const BATCH_GROUPS_MAX: u64 = 16;
 

@@ -1,6 +1,6 @@
 //! Where data is placed, and which blocks are installed in the cache without being read.
 
-use super::small::SCARCE_DIVISOR;
+use super::policy::SCARCE_DIVISOR;
 use super::table::{GROUPS_MAX, TRACKED_GROUPS_MAX};
 use super::{Placement, STREAM_MIN};
 use crate::addr_map::AddrMap;

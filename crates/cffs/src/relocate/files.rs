@@ -16,6 +16,10 @@ use std::sync::Arc;
 
 /// Bytes whose new places become durable together, and with one flush where others go first.
 const TOGETHER_BYTES: u64 = 1 << 20;
+/// Pieces of a file that has no gap of its length among its neighbours: all of them are read with these.
+const PIECES: [u64; 4] = [1, 2, 4, 8];
+/// Fragments of such a piece, at least.
+const PIECE_FRAGS: u64 = 8;
 
 /// New places for items: allocated, in no transaction yet.
 pub(super) struct Places {
@@ -59,11 +63,65 @@ impl Places {
         outcome
     }
 
+    /// Places for so many fragments in windows, in as few pieces as possible. Empty where they have too little room.
+    fn allocate_pieces(&self, cx: &MoveCtx<'_>, frags: u64, windows: &[Range<FragAddr>]) -> Result<Vec<Run>> {
+        let reservation = self.copies.reservation();
+        match reservation.reserve(frags, false) {
+            Err(Error::NoSpace) => return Ok(Vec::new()),
+            outcome => outcome?,
+        }
+        for pieces in PIECES.into_iter().filter(|n| *n == 1 || frags / n >= PIECE_FRAGS) {
+            let mut runs = Vec::new();
+            let outcome = fill_windows(cx, frags, frags.div_ceil(pieces), windows, &mut runs);
+            runs.iter().for_each(|run: &Run| reservation.allocated(run.len));
+            match outcome {
+                Ok(true) => return Ok(runs),
+                outcome => {
+                    runs.into_iter().for_each(|run| cancel(cx, reservation, run));
+                    outcome?;
+                }
+            }
+        }
+        reservation.release(frags);
+        Ok(Vec::new())
+    }
+
+    /// Gives the place of one item back.
+    pub fn give_up(&mut self, cx: &MoveCtx<'_>, item: usize) {
+        let reservation = self.copies.reservation();
+        std::mem::take(&mut self.runs[item]).into_iter().for_each(|run| cancel(cx, reservation, run));
+    }
+
     /// Gives all of it back.
     pub fn cancel(mut self, cx: &MoveCtx<'_>) {
         let reservation = self.copies.reservation();
         self.runs.drain(..).flatten().for_each(|run| cancel(cx, reservation, run));
     }
+}
+
+/// Allocates pieces of at most `most` fragments, each in the first of the windows that has room; false if there is too little.
+fn fill_windows(
+    cx: &MoveCtx<'_>,
+    frags: u64,
+    most: u64,
+    windows: &[Range<FragAddr>],
+    runs: &mut Vec<Run>,
+) -> Result<bool> {
+    let mut left = frags;
+    while left > 0 {
+        let before = left;
+        for window in windows {
+            if let Some(run) = cx.file.space.alloc_in(window.clone(), left.min(most))? {
+                left -= run.len;
+                runs.push(run);
+                break;
+            }
+        }
+        if left == before {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn cancel(cx: &MoveCtx<'_>, reservation: &Reservation, run: Run) {
@@ -113,6 +171,31 @@ pub(super) fn allocate_outside(cx: &MoveCtx<'_>, items: &[Item], area: &Range<Bl
     })
 }
 
+/// The same, leaving room, of which none is used. `None` too where there are no such runs.
+pub(super) fn allocate_with_room(
+    cx: &MoveCtx<'_>,
+    items: &[Item],
+    near: BlockAddr,
+    least: u64,
+) -> Result<Option<Places>> {
+    let frags = items.iter().map(Item::frags).sum();
+    let mut plan = None;
+    let places = allocate_each(cx, items, &mut |_, frags_of_item| {
+        if plan.is_none() {
+            plan = cx.file.placement.plan_with_room(near, frags, least)?;
+        }
+        let Some(now) = plan.take() else { return Ok(None) };
+        let (rest, run) = cx.file.placement.allocate_planned(now, frags_of_item)?;
+        plan = rest;
+        Ok(run)
+    })?;
+    if places.runs.iter().any(Vec::is_empty) {
+        places.cancel(cx);
+        return Ok(None);
+    }
+    Ok(Some(places))
+}
+
 /// Allocates places for each item outside of some parts of the device: the gap that fits it best, or else the longest ones. Those
 /// without enough get none.
 pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<FragAddr>]) -> Result<Places> {
@@ -129,16 +212,20 @@ pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<Fra
     Ok(places)
 }
 
-/// Allocates a place for each item in the first of its windows that has room. Those without one get none.
+/// Allocates a place for each item in the first of its windows that has room; where none has, in pieces. Those without a place get
+/// none.
 pub(super) fn allocate_in(cx: &MoveCtx<'_>, items: &[Item], windows: &[Vec<Range<FragAddr>>]) -> Result<Places> {
-    allocate_each(cx, items, &mut |n, frags| {
-        for window in &windows[n] {
-            if let Some(run) = cx.file.space.alloc_in(window.clone(), frags)? {
-                return Ok(Some(run));
+    let mut places = Places { runs: Vec::with_capacity(items.len()), copies: cx.file.space.copies() };
+    for (item, windows) in items.iter().zip(windows) {
+        match places.allocate_pieces(cx, item.frags(), windows) {
+            Ok(runs) => places.runs.push(runs),
+            Err(e) => {
+                places.cancel(cx);
+                return Err(e);
             }
         }
-        Ok(None)
-    })
+    }
+    Ok(places)
 }
 
 fn anywhere(cx: &MoveCtx<'_>, near: BlockAddr, frags: u64) -> Result<Option<Run>> {

@@ -54,14 +54,14 @@ fn run(cx: &MoveCtx<'_>, block: BlockAddr) -> Run {
 }
 
 /// Allocates places for blocks near a block, in free runs that are long or lie close together. `None` if there is too little
-/// space.
-pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
+/// space. Of each group so many fragments are filled.
+pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr, filled: u64) -> Result<Option<Places>> {
     let mut places = Places::none(cx);
     // An extent of the directory may be cut: a node of the tree is rarely needed, and its absence stops the move.
     if !places.reserve(items.len() as u64 + 1)? {
         return Ok(None);
     }
-    match fill(cx, &mut places, items.len(), near) {
+    match fill(cx, &mut places, items.len(), near, filled) {
         Ok(true) => Ok(Some(places)),
         outcome => {
             places.cancel(cx);
@@ -71,7 +71,7 @@ pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Res
 }
 
 /// Allocates so many blocks; false if there is too little space.
-fn fill(cx: &MoveCtx<'_>, places: &mut Places, blocks: usize, near: BlockAddr) -> Result<bool> {
+fn fill(cx: &MoveCtx<'_>, places: &mut Places, blocks: usize, near: BlockAddr, filled: u64) -> Result<bool> {
     let space = cx.file.space;
     let g = cx.file.cache.geometry();
     let per = g.frags_per_block();
@@ -82,6 +82,9 @@ fn fill(cx: &MoveCtx<'_>, places: &mut Places, blocks: usize, near: BlockAddr) -
         if let Some(run) = space.alloc_meta_in(&places.reservation, window.clone(), 1)? {
             places.blocks.push(g.block_of_frag(run.start));
             window.start = run.end();
+            if window.start % g.group_frags() >= filled {
+                window.start = window.start.next_multiple_of(g.group_frags());
+            }
             continue;
         }
         searches += 1;
@@ -97,6 +100,33 @@ fn fill(cx: &MoveCtx<'_>, places: &mut Places, blocks: usize, near: BlockAddr) -
         (window, at) = (free.start..free.end(), free.end());
     }
     Ok(true)
+}
+
+/// Allocates a place for each block in the first of its windows that has room. Returns which blocks have one.
+pub(super) fn allocate_in(
+    cx: &MoveCtx<'_>,
+    items: &[Item],
+    windows: &[Vec<Range<FragAddr>>],
+) -> Result<(Places, Vec<usize>)> {
+    let (mut places, mut placed) = (Places::none(cx), Vec::new());
+    for (n, windows) in windows.iter().enumerate().take(items.len()) {
+        if !places.reserve(1)? {
+            break;
+        }
+        for window in windows {
+            match cx.file.space.alloc_meta_in(&places.reservation, window.clone(), 1) {
+                Ok(None) => continue,
+                Ok(Some(run)) => places.blocks.push(cx.file.cache.geometry().block_of_frag(run.start)),
+                Err(e) => {
+                    places.cancel(cx);
+                    return Err(e);
+                }
+            }
+            placed.push(n);
+            break;
+        }
+    }
+    Ok((places, placed))
 }
 
 /// Allocates places for blocks outside of an area, from its end on: for all of them, or for the first ones.

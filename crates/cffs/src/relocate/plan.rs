@@ -10,7 +10,7 @@ use super::walk::{self, Visitor, skip_lost, walk};
 use super::{MoveCtx, area, files, free_space, meta, names};
 use crate::colocation::Order;
 use crate::error::Result;
-use crate::format::{BlockAddr, Extent, Geometry, Ino, ROOT_INO};
+use crate::format::{BlockAddr, Extent, Geometry, Ino, ROOT_INO, Run};
 
 /// Length of a stretch, in groups: no transfer is longer.
 const STRETCH_GROUPS: u64 = 4;
@@ -36,6 +36,8 @@ const ROUND_DIVISOR: u64 = 32;
 const ROUNDS_IN_VAIN: u64 = 3;
 /// Free space comes together after a regroup where at least one in so many parts of all is free.
 const FREE_DIVISOR: u64 = 16;
+/// Names come together with strays already, if not more bytes than these move for each request that is saved.
+const NAMES_PRICE: u64 = 256 << 10;
 /// Most passes in which any better place is taken.
 const PASSES_MAX: u64 = 16;
 
@@ -77,6 +79,7 @@ pub fn run_by_need(
     let mut planner = Planner::new(cx, limits, control);
     planner.progress = *progress;
     (planner.only_strays, planner.lenient) = (true, true);
+    planner.with_room = cx.file.placement.leaves_room();
     let survey = planner.survey(roots)?;
     (planner.only_strays, planner.lenient) = (false, false);
     planner.report();
@@ -87,6 +90,9 @@ pub fn run_by_need(
         cost: planner.total_cost(),
     };
     let complete = if is_worth_it(&outlook) {
+        if planner.with_room {
+            planner.expect(survey.total() >> planner.g.frag_shift);
+        }
         planner.work(roots, Vec::new())?;
         planner.waiting == 0
     } else {
@@ -214,6 +220,8 @@ struct Planner<'a> {
     only_keyed: bool,
     /// Nothing but strays is moved in the pass under way.
     only_strays: bool,
+    /// What moves leaves room for what will be written among it.
+    with_room: bool,
 }
 
 /// Which of the sequences.
@@ -301,6 +309,7 @@ impl<'a> Planner<'a> {
             keyed: KeyedFiles::default(),
             only_keyed: false,
             only_strays: false,
+            with_room: false,
         }
     }
 
@@ -558,22 +567,25 @@ impl<'a> Planner<'a> {
         let g = self.g;
         let least = PARTS + stretch.frags.div_ceil(g.frag_of_block(g.group_blocks())) - 1;
         let bounds = Bounds { least, stays, always: self.limits.always };
-        if !bounds.saves_enough(least) {
+        // Strays can save more than a move of all: the others are read on with what is before them.
+        let strays_first = self.only_strays && kind != Kind::Tables;
+        if !bounds.saves_enough(least) && !strays_first {
             return Ok(None);
         }
         let mut brought_back = None;
-        if kind == Kind::Data
+        if (kind == Kind::Data || strays_first)
             && !bounds.always
             && (self.survey.is_none() || self.only_strays)
             && let Some(main) = MainGroups::of(&g, stretch)
         {
-            brought_back = self.bring_back(stretch, &main, bounds, from)?;
+            brought_back = self.bring_back(stretch, &main, bounds, from, kind)?;
         }
         let stays = brought_back.as_ref().map_or(stays, Reader::cost);
         let bytes = stretch.frags << g.frag_shift;
         let saved = stays.saturating_sub(least);
-        if let Some(survey) = &mut self.survey {
-            if (Bounds { stays, ..bounds }).saves_enough(least) {
+        let moves = strays_first && kind == Kind::Names && price(bytes, saved) <= NAMES_PRICE;
+        if let Some(survey) = self.survey.as_mut().filter(|_| !moves) {
+            if bounds.saves_enough(least) && (Bounds { stays, ..bounds }).saves_enough(least) {
                 survey.note(bytes, saved);
             }
             return Ok(brought_back);
@@ -613,13 +625,14 @@ impl<'a> Planner<'a> {
         if self.lenient { bounds.saves_enough(cost) } else { bounds.is_good(cost) }
     }
 
-    /// Moves the files of a stretch that lie elsewhere to where most of it is, if that saves enough for their bytes.
+    /// Moves the files or blocks of a stretch that lie elsewhere to where most of it is, if that saves enough for their bytes.
     fn bring_back(
         &mut self,
         stretch: &Stretch,
         main: &MainGroups,
         bounds: Bounds,
         from: Option<BlockAddr>,
+        kind: Kind,
     ) -> Result<Option<Reader>> {
         let (cx, g) = (self.cx, self.g);
         let strays: Vec<Item> = main.strays.iter().map(|n| stretch.items[*n].clone()).collect();
@@ -641,17 +654,29 @@ impl<'a> Planner<'a> {
                 Err(_) => before = item.runs[0].start,
             }
         }
-        let places = files::allocate_in(&cx, &strays, &goals)?;
+        let mut new: Vec<Vec<Run>> = vec![Vec::new(); strays.len()];
+        let (places, strays) = if kind == Kind::Data {
+            let mut places = files::allocate_in(&cx, &strays, &goals)?;
+            for stray in main.staying(|n| !places.runs[n].is_empty()) {
+                places.give_up(&cx, stray);
+            }
+            new.clone_from(&places.runs);
+            (Places::Data(places), strays)
+        } else {
+            let (places, placed) = names::allocate_in(&cx, &strays, &goals)?;
+            placed.iter().zip(places.all(&cx)).for_each(|(n, run)| new[*n].push(run));
+            (Places::Names(places), placed.into_iter().map(|n| strays[n].clone()).collect())
+        };
         let mut reader = Reader::from(from);
         for (n, item) in stretch.items.iter().enumerate() {
-            let new = main.strays.binary_search(&n).ok().map(|at| &places.runs[at]).filter(|runs| !runs.is_empty());
+            let new = main.strays.binary_search(&n).ok().map(|at| &new[at]).filter(|runs| !runs.is_empty());
             new.unwrap_or(&item.runs).iter().for_each(|run| reader.read(&g, *run));
         }
         if !self.takes(bounds, reader.cost()) {
             places.cancel(&cx);
             return Ok(None);
         }
-        self.relocate(&strays, Places::Data(places))?;
+        self.relocate(&strays, places)?;
         Ok(Some(reader))
     }
 
@@ -691,10 +716,15 @@ impl<'a> Planner<'a> {
     fn allocate(&mut self, stretch: &Stretch, near: BlockAddr, kind: Kind) -> Result<Option<Places>> {
         let cx = self.cx;
         let least = if self.lenient { 0 } else { self.run_frags };
+        let with_room = self.with_room;
+        let filled = if with_room { cx.file.placement.filled_of_group() } else { self.g.group_frags() };
         let attempt = || -> Result<Option<Places>> {
             Ok(match kind {
+                Kind::Data if with_room => {
+                    files::allocate_with_room(&cx, &stretch.items, near, least)?.map(Places::Data)
+                }
                 Kind::Data => files::allocate(&cx, &stretch.items, near, least)?.map(Places::Data),
-                Kind::Names | Kind::Tables => names::allocate(&cx, &stretch.items, near)?.map(Places::Names),
+                Kind::Names | Kind::Tables => names::allocate(&cx, &stretch.items, near, filled)?.map(Places::Names),
             })
         };
         if let Some(places) = attempt()? {
