@@ -32,9 +32,12 @@ impl Space {
         let enough = enough.min(need);
         let mut lens: Vec<u32> = Vec::new();
         let mut shortest = None;
-        // First those that may have a run for all of it, so that no bitmap is read for a part.
+        // First those that are in memory, then those that may have a run for all of it, so that no bitmap is read for a part.
         let mut around: Vec<u64> = self.around(self.g.frag_of_block(goal)).collect();
-        around.sort_by_key(|ag| (!self.may_have_run(*ag, need), !self.may_have_run(*ag, enough)));
+        around.sort_by_key(|ag| {
+            let unknown = self.loaded_group(*ag).is_none();
+            (unknown, !self.may_have_run(*ag, need), !self.may_have_run(*ag, enough))
+        });
         for ag in around {
             match self.with_free_set(&self.alloc_group(ag), |set| set.longest(need, &mut lens)) {
                 // Damaged allocation groups are not used.
@@ -108,7 +111,8 @@ impl Space {
         let first = self.around(from).next();
         // The first group from the goal on, the others, and the start of the first. Those that are in memory come before those that have to be read.
         let all = self.around(from).chain(first).enumerate();
-        let (known, unknown): (Vec<_>, Vec<_>) = all.partition(|(_, ag)| self.loaded_group(*ag).is_some());
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            all.partition(|(_, ag)| Some(*ag) == first || self.loaded_group(*ag).is_some());
         for (n, ag) in known.into_iter().chain(unknown) {
             if !self.may_have_run(ag, u64::from(min)) {
                 continue;
