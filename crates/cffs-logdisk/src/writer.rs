@@ -138,8 +138,8 @@ impl State {
         }
     }
 
-    /// Blocks that count for the length of the batch: those that have patches and wait go on waiting, unless so many others come that they will be
-    /// written whole.
+    /// Blocks that count for the length of the batch: those that have patches and wait go on waiting, unless so many others come that all
+    /// are written whole, or the batch has no room for more.
     fn to_be_written(&self) -> usize {
         let changed = self.pending.changed();
         if changed > self.patched_max() / 3 * 2 { self.pending.blocks.len() } else { changed }
@@ -152,7 +152,9 @@ impl State {
 
     /// Blocks that the batch takes until it is long enough.
     pub(crate) fn blocks_to_take(&self) -> usize {
-        self.batch_blocks().saturating_sub(self.to_be_written()).max(1)
+        let admitted = self.batch_max() / BLOCK_BYTES;
+        let room = admitted.saturating_sub(self.pending.blocks.len());
+        self.batch_blocks().saturating_sub(self.to_be_written()).min(room).max(1)
     }
 
     /// Ends the batch if it is long enough.
@@ -214,7 +216,9 @@ impl State {
         }
         let bytes: usize = patches.iter().map(|(_, patch)| patch.bytes()).sum();
         let change = Change { bytes: (SUMMARY_BYTES + bytes) as u64 + 64 * patches.len() as u64, ..Change::default() };
-        let room = self.store.available() >= self.need(self.pending_change().and(change), Level::Takes);
+        // Where some of them go, the others may be as many extents as blocks.
+        let apart = Change::blocks(0, if too_many > 0 { self.pending.blocks.len() as u64 } else { 0 });
+        let room = self.store.available() >= self.need(self.pending_change().and(change).and(apart), Level::Takes);
         if !room {
             return Ok(false);
         }

@@ -96,7 +96,7 @@ pub fn run_by_need(
         planner.work(roots, Vec::new())?;
         planner.waiting == 0
     } else {
-        survey.saved == 0
+        survey.saved == 0 && planner.waiting == 0
     };
     *progress = planner.progress;
     Ok(complete)
@@ -583,7 +583,11 @@ impl<'a> Planner<'a> {
         let stays = brought_back.as_ref().map_or(stays, Reader::cost);
         let bytes = stretch.frags << g.frag_shift;
         let saved = stays.saturating_sub(least);
-        let moves = strays_first && kind == Kind::Names && price(bytes, saved) <= NAMES_PRICE;
+        let moves = strays_first
+            && kind == Kind::Names
+            && bounds.saves_enough(least)
+            && price(bytes, saved) <= NAMES_PRICE
+            && stretch.frags <= self.left();
         if let Some(survey) = self.survey.as_mut().filter(|_| !moves) {
             if bounds.saves_enough(least) && (Bounds { stays, ..bounds }).saves_enough(least) {
                 survey.note(bytes, saved);
@@ -721,7 +725,12 @@ impl<'a> Planner<'a> {
         let attempt = || -> Result<Option<Places>> {
             Ok(match kind {
                 Kind::Data if with_room => {
-                    files::allocate_with_room(&cx, &stretch.items, near, least)?.map(Places::Data)
+                    let mut places = files::allocate_with_room(&cx, &stretch.items, near, least)?;
+                    // What was never used is planned for by nobody.
+                    if places.is_none() && cx.file.space.has_virgin_groups() {
+                        places = files::allocate(&cx, &stretch.items, near, least)?;
+                    }
+                    places.map(Places::Data)
                 }
                 Kind::Data => files::allocate(&cx, &stretch.items, near, least)?.map(Places::Data),
                 Kind::Names | Kind::Tables => names::allocate(&cx, &stretch.items, near, filled)?.map(Places::Names),

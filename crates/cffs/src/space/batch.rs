@@ -34,7 +34,7 @@ impl Space {
         let mut shortest = None;
         // First those that are in memory, then those that may have a run for all of it, so that no bitmap is read for a part.
         let mut around: Vec<u64> = self.around(self.g.frag_of_block(goal)).collect();
-        around.sort_by_key(|ag| {
+        around.sort_by_cached_key(|ag| {
             let unknown = self.loaded_group(*ag).is_none();
             (unknown, !self.may_have_run(*ag, need), !self.may_have_run(*ag, enough))
         });
@@ -105,11 +105,11 @@ impl Space {
     }
 
     /// The first free run of at least `min` fragments from `from` on, in the groups that [`Space::min_run_length`]
-    /// searches, in the same circular order. It is not allocated.
+    /// searches: first that of `from`, from there on, and those that are in memory, in circular order; then those that have to be read. It is not allocated.
     pub fn next_free_run(&self, from: FragAddr, min: u64) -> Result<Option<Run>> {
         let min = u32::try_from(min).unwrap_or(u32::MAX).max(1);
         let first = self.around(from).next();
-        // The first group from the goal on, the others, and the start of the first. Those that are in memory come before those that have to be read.
+        // The first group from the goal on, the others, and the start of the first.
         let all = self.around(from).chain(first).enumerate();
         let (known, unknown): (Vec<_>, Vec<_>) =
             all.partition(|(_, ag)| Some(*ag) == first || self.loaded_group(*ag).is_some());

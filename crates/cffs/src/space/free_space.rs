@@ -207,7 +207,13 @@ impl Space {
 
     /// An AG that is loaded, or known to be damaged.
     pub(super) fn loaded_group(&self, ag: u64) -> Option<Arc<AllocGroup>> {
-        self.groups.read().get(&ag).filter(|group| group.is_loaded()).cloned()
+        let group = self.groups.read().get(&ag).cloned();
+        group.filter(|group| group.is_loaded())
+    }
+
+    /// Whether there are AGs that nothing was ever written to.
+    pub(crate) fn has_virgin_groups(&self) -> bool {
+        self.open.load(Ordering::Acquire) < self.g.ag_count
     }
 
     /// Number of AGs that can be used now: all open ones and the next.

@@ -51,9 +51,14 @@ impl Space {
         Run { start: self.g.frag_of_block(self.g.ag_start(ag)) + u64::from(start), len: u64::from(len) }
     }
 
+    /// Of the AGs before this one the hint tells something. Of a virgin one it has what it has of those that share it.
+    fn known_groups(&self) -> u64 {
+        self.ags_at_mount.min(self.open.load(Ordering::Acquire))
+    }
+
     /// Whether an AG may have a free run of so many fragments. Reads nothing: only of one that is not loaded it may be wrong.
     pub(super) fn may_have_run(&self, ag: u64, frags: u64) -> bool {
-        let bound = self.longest_runs_known.bound(ag, self.ags_at_mount);
+        let bound = self.longest_runs_known.bound(ag, self.ags_at_mount).filter(|_| ag < self.known_groups());
         bound.is_none_or(|groups| frags < self.g.frag_of_block(groups << self.g.group_shift >> self.g.block_shift))
             || self.loaded_group(ag).is_some()
     }
@@ -61,12 +66,14 @@ impl Space {
     /// What is known of the longest free runs, for the next mount. Reads nothing.
     pub(crate) fn longest_runs_at_most(&self) -> LongestRuns {
         let group = self.g.frag_of_block(self.g.group_blocks());
+        let known = self.known_groups();
         LongestRuns::of(self.g.ag_count, |ag| match self.loaded_group(ag) {
             Some(loaded) => {
                 let longest = self.with_free_set(&loaded, |set| set.find_largest(1, 0)).ok()?;
                 Some(longest.map_or(0, |(_, len)| u64::from(len)) / group + 1)
             }
-            None => self.longest_runs_known.bound(ag, self.ags_at_mount),
+            None if ag < known => self.longest_runs_known.bound(ag, self.ags_at_mount),
+            None => None,
         })
     }
 

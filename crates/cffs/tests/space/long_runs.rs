@@ -125,6 +125,38 @@ fn a_mount_that_looks_at_nothing_keeps_what_is_known_and_a_crash_forgets_it() {
 }
 
 #[test]
+fn a_wrong_hint_keeps_nobody_from_what_was_never_used() {
+    let options = MkfsOptions::default().group_size(64 << 10).reserve_bp(0);
+    let made = [LongestRuns::UNKNOWN, LongestRuns([0x11; 128])].map(|hint| {
+        let dev = fresh(SIZE, &options);
+        let fs = mount(&dev);
+        assert_eq!(make_files(&fs, 500), 500);
+        fs.close().unwrap();
+        let sb = fs.superblock();
+        let g = Geometry::new(&sb).unwrap();
+        let dev = with_hint(&dev, &sb, hint);
+        let fs = mount(&dev);
+        let dir = fs.mkdir(ROOT, ROOT_INO, b"more", 0o700).unwrap().ino;
+        let mut places = BTreeSet::new();
+        for n in 0..12_000 {
+            let ino = fs.create(ROOT, dir, format!("file{n}").as_bytes(), 0o600).unwrap().ino;
+            fs.write(ROOT, ino, 0, &[1; FILE]).unwrap();
+            if n % 1000 == 999 {
+                fs.fsync(ino, false).unwrap();
+                places.extend(fs.pieces(ino).unwrap().iter().map(|piece| g.ag_of(piece.start >> g.block_shift)));
+            }
+            fs.forget(ino, 1);
+        }
+        fs.forget(dir, 1);
+        fs.close().unwrap();
+        clean(&dev, "with more files");
+        places
+    });
+    assert!(made[0].contains(&0), "{made:?}");
+    assert!(!made[1].is_empty() && !made[1].contains(&0), "the first is said to have no run: {made:?}");
+}
+
+#[test]
 fn a_wrong_hint_costs_no_space() {
     let (dev, sb) = nearly_full();
     let made: Vec<usize> = [sb.longest_runs, LongestRuns([0x11; 128]), LongestRuns([0xff; 128])]
