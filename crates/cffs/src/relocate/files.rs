@@ -178,16 +178,25 @@ pub(super) fn allocate_with_room(
     near: BlockAddr,
     least: u64,
 ) -> Result<Option<Places>> {
-    let frags = items.iter().map(Item::frags).sum();
-    let mut plan = None;
-    let places = allocate_each(cx, items, &mut |_, frags_of_item| {
-        if plan.is_none() {
-            plan = cx.file.placement.plan_with_room(near, frags, least)?;
+    let mut left: u64 = items.iter().map(Item::frags).sum();
+    let (mut plan, mut failed) = (None, false);
+    let places = allocate_each(cx, items, &mut |_, frags| {
+        // What was planned may be used up, because room is left: then what is left is planned for anew.
+        for _ in 0..if failed { 0 } else { 2 } {
+            if plan.is_none() {
+                plan = cx.file.placement.plan_with_room(near, left, least)?;
+            }
+            let Some(now) = plan.take() else { break };
+            let (rest, run) = cx.file.placement.allocate_planned(now, frags)?;
+            plan = rest;
+            if run.is_some() {
+                left = left.saturating_sub(frags);
+                return Ok(run);
+            }
         }
-        let Some(now) = plan.take() else { return Ok(None) };
-        let (rest, run) = cx.file.placement.allocate_planned(now, frags_of_item)?;
-        plan = rest;
-        Ok(run)
+        // Without a place for each they stay.
+        failed = true;
+        Ok(None)
     })?;
     if places.runs.iter().any(Vec::is_empty) {
         places.cancel(cx);
