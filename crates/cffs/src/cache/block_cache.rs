@@ -66,8 +66,6 @@ pub struct Cache {
     pub(super) data_policy: Prefetch,
     /// For tables of checksums, which are read in another pattern than the other metadata.
     sums_policy: Prefetch,
-    /// Of locator blocks and the maps that count them: the block that is wanted stands alone, mostly.
-    locator_policy: Prefetch,
     /// To the readahead thread.
     pub(super) readahead: Mutex<Option<ReadaheadSender>>,
     pub(super) readahead_thread: Mutex<Option<JoinHandle<()>>>,
@@ -94,7 +92,6 @@ impl Cache {
             meta_policy: policy(),
             data_policy: policy(),
             sums_policy: policy(),
-            locator_policy: policy().in_doubt(),
             dev,
             geo: Arc::new(LiveGeometry::new(geo)),
             shards: (0..SHARDS).map(|_| LockedShard::new()).collect(),
@@ -219,11 +216,7 @@ impl Cache {
     }
 
     pub(super) fn metadata_policy(&self, kind: BlockKind) -> &Prefetch {
-        match kind {
-            BlockKind::DataSums => &self.sums_policy,
-            BlockKind::Locator | BlockKind::TableMap => &self.locator_policy,
-            _ => &self.meta_policy,
-        }
+        if kind == BlockKind::DataSums { &self.sums_policy } else { &self.meta_policy }
     }
 
     /// The block if it is cached.

@@ -147,22 +147,13 @@ pub(super) struct Prefetch {
     mode: PrefetchMode,
     /// Devices that work at the same time.
     devices: u64,
-    /// Groups that follow are not read ahead.
-    alone: bool,
     state: Mutex<State>,
 }
 
 impl Prefetch {
     pub(super) fn new(mode: PrefetchMode, devices: usize) -> Prefetch {
         let state = State { misses: vec![u64::MAX; MISS_TABLE], ..State::default() };
-        Prefetch { mode, devices: devices.min(WIDTH_MAX) as u64, alone: false, state: Mutex::new(state) }
-    }
-
-    /// The same for what is mostly wanted alone, as if groups had been read in vain: a second miss in a group reads all of it, until
-    /// such groups turn out well. Nothing is read ahead.
-    pub(super) fn in_doubt(self) -> Prefetch {
-        self.state.lock().group_reads = SCORE_WARMUP;
-        Prefetch { alone: true, ..self }
+        Prefetch { mode, devices: devices.min(WIDTH_MAX) as u64, state: Mutex::new(state) }
     }
 
     /// Whether nothing is prefetched.
@@ -228,7 +219,7 @@ impl Prefetch {
         }
         let known = s.outlook.goes_on(group + group_blocks, group_blocks);
         let window = s.streams.front().map_or(0, |x| x.window(self.devices, known));
-        if self.mode == PrefetchMode::Off || self.alone { 0 } else { window }
+        if self.mode == PrefetchMode::Off { 0 } else { window }
     }
 
     /// So many blocks were prefetched by the last read.
@@ -349,18 +340,6 @@ mod tests {
             }
         }
         assert!(p.wants_group(1 << 30, 64, false), "a walk through directories must bring group reads back");
-    }
-
-    #[test]
-    fn what_is_wanted_alone_has_a_group_read_at_the_second_miss_in_it() {
-        let p = Prefetch::new(PrefetchMode::Adaptive, 1).in_doubt();
-        for group in [0, 640, 704, 768] {
-            assert!(!p.wants_group(group, 64, false));
-            assert!(p.wants_group(group, 64, false));
-            assert_eq!(p.note_group(group, 64), 0, "nothing is read ahead, also in order");
-        }
-        (0..SCORE_WARMUP + 4).for_each(|_| assert_eq!(p.used(0, 64), None));
-        assert!(p.wants_group(6400, 64, false), "they turned out well");
     }
 
     #[test]
