@@ -34,7 +34,7 @@ impl Small {
         let device = Arc::new(CountingDevice::new(MemoryDevice::new(64 << 20)));
         let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: SLOT }).unwrap();
         let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
-        let blocks = (0..blocks).map(|n| vec![n as u8 + 1; BLOCK_BYTES]).collect();
+        let blocks = (0..blocks).map(|n| vec![(n % 255) as u8 + 1; BLOCK_BYTES]).collect();
         let small = Small { device, disk, blocks, rng: fastrand::Rng::with_seed(7) };
         (0..small.blocks.len()).for_each(|n| small.write(n));
         small.disk.checkpoint().unwrap();
