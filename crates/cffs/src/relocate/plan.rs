@@ -567,8 +567,8 @@ impl<'a> Planner<'a> {
         let g = self.g;
         let least = PARTS + stretch.frags.div_ceil(g.frag_of_block(g.group_blocks())) - 1;
         let bounds = Bounds { least, stays, always: self.limits.always };
-        // Strays can save more than a move of all: the others are read on with what is before them.
-        let strays_first = self.only_strays && kind != Kind::Tables;
+        // Strays can save more than a move of all: the others are read on with what is before them. Without room they go into the small gaps that new files need.
+        let strays_first = self.only_strays && self.with_room && kind != Kind::Tables;
         if !bounds.saves_enough(least) && !strays_first {
             return Ok(None);
         }
