@@ -22,6 +22,8 @@ const RUN_TRIES: usize = 16;
 /// The writeback under way, as far as it concerns placement.
 #[derive(Default)]
 pub(super) struct Batch {
+    /// One is under way: files that are placed outside of one have nothing in common.
+    pub announced: bool,
     /// The group of its last small file.
     pub last_group: Option<BlockAddr>,
     /// Fragments that it still has to allocate in long free runs.

@@ -144,7 +144,7 @@ impl Placement {
     /// into long free runs.
     pub fn begin_batch(&self, sizes: &AddrMap<Ino, u64>) {
         let mut t = self.table.lock();
-        t.batch = Batch::default();
+        t.batch = Batch { announced: true, ..Batch::default() };
         let limit = self.own_group_min();
         let mut by_group_dir: AddrMap<Ino, u64> = AddrMap::default();
         for (dir, bytes) in sizes {

@@ -15,6 +15,9 @@ use crate::format::{BlockAddr, Ino, Run};
 /// Most adjacent free groups that are looked for at once.
 const BATCH_GROUPS_MAX: u64 = 16;
 
+/// Where less than one in so many parts of the space is free, few groups are wholly free.
+const FEW_DIVISOR: u64 = 2 * SCARCE_DIVISOR;
+
 /// A small file to be placed.
 struct SmallFile {
     dir: Ino,
@@ -97,9 +100,10 @@ impl Placement {
     }
 
     fn allocate_grouped(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
-        const POLICIES: [Policy; 7] = [
+        const POLICIES: [Policy; 8] = [
             Placement::in_batch,
             Placement::in_open_group,
+            Placement::behind_the_last,
             Placement::in_earlier_group,
             Placement::in_best_fit,
             Placement::in_fullest_group,
@@ -139,6 +143,28 @@ impl Placement {
 
     fn in_open_group(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
         if file.group == 0 { Ok(None) } else { self.allocate_in_group(t, file, file.group) }
+    }
+
+    /// Behind the last file of the writeback, if that filled the open group and the next one is free: what is written together
+    /// needs no further request, while a gap of its length elsewhere does. Not where hardly any group is wholly free: they are left to
+    /// those who need all of one.
+    fn behind_the_last(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
+        let next = self.next_group(file);
+        let few_are_free = self.space.free_frags() < self.geo.total_frags() / FEW_DIVISOR;
+        let goes_on = t.batch.announced && t.batch.last_group == Some(file.group);
+        if !goes_on || few_are_free || next >= self.geo.total_blocks {
+            return Ok(None);
+        }
+        // Damaged allocation groups are not used.
+        if self.space.free_in_group(next).unwrap_or(0) < self.group_frags() {
+            return Ok(None);
+        }
+        // A file may lie across the border, because both groups are read anyway.
+        let run = self.space.alloc_in(self.window(file.group, 2), file.frags)?;
+        if run.is_some() {
+            t.open(file.group_dir, next);
+        }
+        Ok(run)
     }
 
     /// A place in an earlier group of the directory from which files were removed: its free space is read with the

@@ -177,6 +177,23 @@ fn where_space_is_scarce_an_isolated_file_is_placed_best_fit() {
 }
 
 #[test]
+fn the_last_files_of_a_batch_stay_with_the_others_unless_few_groups_are_free() {
+    for (free, last) in [(700, 32), (300, 50)] {
+        let (f, first, fpb) = with_holes(&[(0, 48), (50, 4), (1000, free)]);
+        let (left, all) = (f.space.free_frags(), f.geometry().total_frags());
+        assert!(left < all / SCARCE_DIVISOR && (left < all / (2 * SCARCE_DIVISOR)) == (free == 300));
+        let p = Placement::new(f.space.clone(), &f.sb, None, true);
+        directory(&p, 7);
+        f.space.reserve_frags(36 * fpb, true).unwrap();
+        let sizes = AddrMap::from_iter([(7, (36 * fpb) << f.geometry().frag_shift)]);
+        p.begin_batch(&sizes);
+        let starts: Vec<u64> = (0..36).map(|_| allocated(&p, 7, fpb).start / fpb - first).collect();
+        p.end_batch(&sizes);
+        assert_eq!(starts, (0..32).chain(last..last + 4).collect::<Vec<u64>>(), "{free} blocks free elsewhere");
+    }
+}
+
+#[test]
 fn free_space_in_open_groups_of_directories_is_left_to_directory_blocks() {
     let (f, first, fpb) = with_holes(&[(0, 6), (50, 5)]);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);

@@ -54,14 +54,16 @@ fn run(cx: &MoveCtx<'_>, block: BlockAddr) -> Run {
 }
 
 /// Allocates places for blocks near a block, in free runs that are long or lie close together. `None` if there is too little
-/// space. Of each group so many fragments are filled.
+/// space. Of each group so many fragments are filled. Those of a table begin with a group, if there is room for that: who needs a
+/// free inode reads its map and then the first block with a free slot, which come with one request.
 pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr, filled: u64) -> Result<Option<Places>> {
     let mut places = Places::none(cx);
     // An extent of the directory may be cut: a node of the tree is rarely needed, and its absence stops the move.
     if !places.reserve(items.len() as u64 + 1)? {
         return Ok(None);
     }
-    match fill(cx, &mut places, items.len(), near, filled) {
+    let aligned = items.first().is_some_and(|i| meta::is_table(i.ino));
+    match fill(cx, &mut places, items.len(), near, filled, aligned) {
         Ok(true) => Ok(Some(places)),
         outcome => {
             places.cancel(cx);
@@ -71,7 +73,14 @@ pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr, filled
 }
 
 /// Allocates so many blocks; false if there is too little space.
-fn fill(cx: &MoveCtx<'_>, places: &mut Places, blocks: usize, near: BlockAddr, filled: u64) -> Result<bool> {
+fn fill(
+    cx: &MoveCtx<'_>,
+    places: &mut Places,
+    blocks: usize,
+    near: BlockAddr,
+    filled: u64,
+    aligned: bool,
+) -> Result<bool> {
     let space = cx.file.space;
     let g = cx.file.cache.geometry();
     let per = g.frags_per_block();
@@ -97,7 +106,9 @@ fn fill(cx: &MoveCtx<'_>, places: &mut Places, blocks: usize, near: BlockAddr, f
         if searches > blocks + SEARCHES_IN_VAIN {
             return Ok(false); // others take what is found
         }
-        (window, at) = (free.start..free.end(), free.end());
+        let group = free.start.next_multiple_of(g.group_frags());
+        let begins = aligned && places.blocks.is_empty() && group + left <= free.end();
+        (window, at) = (if begins { group } else { free.start }..free.end(), free.end());
     }
     Ok(true)
 }

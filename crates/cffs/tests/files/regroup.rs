@@ -358,7 +358,7 @@ fn locator_groups(fs: Arc<Fs>, dev: &dyn Device) -> (BTreeSet<u64>, usize) {
 fn the_blocks_of_the_locator_table_come_together() {
     let dev = fresh(64 << 20, &small_groups());
     let fs = mount(&dev);
-    let all = aged_in_rounds(&fs, 120);
+    let all = aged_in_rounds(&fs, 240);
     let (before, blocks) = locator_groups(fs, &*dev);
     assert!(blocks > 4 && before.len() > 3, "{before:?} for {blocks} blocks");
     let fs = mount(&dev);
@@ -368,7 +368,7 @@ fn the_blocks_of_the_locator_table_come_together() {
     regroup(&fs, &RegroupOptions::default());
     assert_eq!(regroup(&fs, &RegroupOptions::default()).bytes_moved, 0);
     let (after, same) = locator_groups(fs, &*dev);
-    assert!(same == blocks && after.len() <= blocks.div_ceil(16) + 1, "{before:?} became {after:?}");
+    assert!(same == blocks && after.len() <= blocks.div_ceil(16), "{before:?} became {after:?}");
     clean(&dev, "regrouped");
     let fs = mount(&dev);
     compare(&fs, &all);
@@ -436,7 +436,7 @@ fn maintenance_brings_strays_back() {
         }
         fs.sync().unwrap();
     }
-    regroup(&fs, &RegroupOptions::default());
+    let best = regroup(&fs, &RegroupOptions::default()).read.after;
     let fresh = cold_requests(&fs, &all);
     // What others have written meanwhile lies between them.
     let filler = fs.create(ROOT, ROOT_INO, b"filler", 0o644).unwrap().ino;
@@ -459,7 +459,8 @@ fn maintenance_brings_strays_back() {
     let after = cold_requests(&fs, &all);
     assert!(done.bytes_moved <= anew, "{anew} bytes were written anew, {done:?}");
     assert!(fresh < before && after <= before, "{fresh}, {before}, {after} requests: {done:?}");
-    assert!(done.read.after < done.read.before * 0.8, "{done:?}");
+    // What has no gap among its neighbours waits until all of it is worth a move.
+    assert!(done.read.after < done.read.before * 0.9 && done.read.after < best * 1.7, "{best} at best, {done:?}");
     compare(&fs, &all);
     fs.close().unwrap();
     clean(&dev, "strays brought back");
