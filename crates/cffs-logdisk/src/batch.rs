@@ -8,6 +8,7 @@ use crate::patch::Patch;
 use crate::store::SegmentId;
 use crate::tree::{NODE_BYTES, NodeHead};
 use std::io;
+use std::ops::RangeInclusive;
 
 const MAGIC: u32 = 0x3142_4c43; // "CLB1"
 const VERSION: u16 = 1;
@@ -21,6 +22,8 @@ pub(crate) const SUMMARY_BYTES: usize = HEAD_BYTES + STREAMS * STREAM_BYTES;
 pub(crate) const BATCH_BYTES_MAX: u64 = 4 << 20;
 /// Longest name of a snapshot or branch in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
+/// Numbers of the kinds of entries.
+const KINDS: RangeInclusive<u8> = 1..=12;
 /// The batch counts only if the one after it does.
 pub(crate) const CONTINUES: u16 = 1;
 
@@ -220,7 +223,8 @@ impl Entry {
         }
     }
 
-    fn decode(f: &mut Fields<'_>) -> io::Result<Self> {
+    /// Decodes what follows the number of a kind, one of [`KINDS`].
+    fn decode(kind: u8, f: &mut Fields<'_>) -> io::Result<Self> {
         fn logical(f: &mut Fields<'_>) -> io::Result<Logical> {
             Ok(Logical { branch: f.u32()?, block: f.u64()? })
         }
@@ -241,7 +245,7 @@ impl Entry {
             let n = usize::from(f.u8()?);
             Ok(f.bytes(n)?.to_vec())
         }
-        Ok(match f.u8()? {
+        Ok(match kind {
             1 => Entry::Write { at: logical(f)?, version: f.u64()?, data: payload(f)? },
             2 => Entry::Remap {
                 at: logical(f)?,
@@ -277,7 +281,7 @@ impl Entry {
                 let branch = u32::try_from(f.varint()?).map_err(|_| corrupt("a patch is of no branch"))?;
                 Entry::Patch { at: Logical { branch, block: f.varint()? }, patch: Patch::decode(f)? }
             }
-            kind => return Err(corrupt(format!("a summary has an entry of unknown kind {kind}"))),
+            _ => return Err(corrupt(format!("a summary has an entry of kind {kind}"))),
         })
     }
 }
@@ -319,9 +323,25 @@ pub(crate) struct Summary {
     /// Where each stream goes on after this batch.
     pub(crate) streams: [StreamEnd; STREAMS],
     pub(crate) entries: Vec<Entry>,
+    /// The kind of the entry behind them, if this version does not know it.
+    pub(crate) unknown: Option<u8>,
 }
 
 impl Summary {
+    /// Refuses a batch with an entry that this version does not know: without it others would be taken for all that there is.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub(crate) fn must_be_known(&self) -> io::Result<()> {
+        let Some(kind) = self.unknown else { return Ok(()) };
+        let Summary { sequence, segment, offset, .. } = self;
+        let what = format!(
+            "batch {sequence} of the log, in segment {segment:#x} at {offset}, has an entry of kind {kind}: \
+             a newer version of cffs has written it, which this one cannot read"
+        );
+        Err(io::Error::new(io::ErrorKind::Unsupported, what))
+    }
+
     pub(crate) fn encoded_bytes(&self) -> usize {
         SUMMARY_BYTES + self.entries.iter().map(Entry::encoded_bytes).sum::<usize>()
     }
@@ -399,7 +419,16 @@ impl Summary {
         for s in &mut streams {
             *s = StreamEnd { segment: f.u64()?, offset: f.u32()?, ordinal: f.u32()? };
         }
-        let entries: Vec<Entry> = (0..n).map(|_| Entry::decode(&mut f)).collect::<io::Result<_>>()?;
+        let mut entries = Vec::new();
+        let mut unknown = None;
+        for _ in 0..n {
+            let kind = f.u8()?;
+            if !KINDS.contains(&kind) {
+                unknown = Some(kind);
+                break;
+            }
+            entries.push(Entry::decode(kind, &mut f)?);
+        }
         let stored: u64 = entries.iter().map(|e| u64::from(e.stored())).sum();
         let ordinals: u64 = entries.iter().map(|e| u64::from(e.ordinals())).sum();
         // Sixteen blocks take 35 bytes at least, so a segment has fewer ordinals than half of its bytes.
@@ -429,6 +458,7 @@ impl Summary {
             next_segment,
             streams,
             entries,
+            unknown,
         })
     }
 
@@ -488,6 +518,7 @@ mod tests {
                 Entry::Delete { id: 9 },
                 Entry::Patch { at, patch: Patch { crc: 5, parts: vec![(0, vec![1, 2]), (4095, vec![3])] } },
             ],
+            unknown: None,
         }
     }
 

@@ -1,12 +1,14 @@
 //! Images whose checksums are right and whose contents are not: nothing panics, hangs or takes memory without bound.
 
-use crate::codec::WITHOUT_CHECKSUMS;
+use crate::batch::{SUMMARY_BYTES, Summary};
+use crate::codec::{WITHOUT_CHECKSUMS, crc32c};
 use crate::disk::LogDisk;
 use crate::extent::BLOCK_BYTES;
 use crate::options::{Compression, LogOptions};
 use crate::rebuild::{rebuild, recover_image};
 use crate::store::{ImageOptions, ImageStore};
 use cffs_device::{Device, IoKind, MemoryDevice};
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 const SLOT: u64 = 64 << 10;
@@ -167,4 +169,60 @@ fn images_with_good_checksums_and_bad_contents_do_no_harm() {
         }
     }
     WITHOUT_CHECKSUMS.set(false);
+}
+
+/// The batch written last gets an entry of a kind that nobody knows, and perhaps an earlier epoch. Its checksum is right.
+fn with_an_unknown_entry(device: &MemoryDevice, epochs_earlier: u64) {
+    let summary = |at: u64| {
+        let mut bytes = vec![0; 4096];
+        device.read_at(IoKind::Data, at, &mut bytes).unwrap();
+        bytes.truncate(Summary::length_of(&bytes).ok()?);
+        Some((Summary::decode(&bytes).ok()?.order(), at, bytes))
+    };
+    let (_, at, mut bytes) = structures(device).into_iter().filter_map(summary).max().unwrap();
+    bytes[SUMMARY_BYTES] = 99;
+    let epoch = u64::from_le_bytes(bytes[32..40].try_into().unwrap()) - epochs_earlier;
+    bytes[32..40].copy_from_slice(&epoch.to_le_bytes());
+    bytes[4..8].fill(0);
+    let crc = crc32c(&bytes);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+    let mut sectors = vec![0; bytes.len().next_multiple_of(512)];
+    device.read_at(IoKind::Data, at, &mut sectors).unwrap();
+    sectors[..bytes.len()].copy_from_slice(&bytes);
+    device.write_at(IoKind::Data, at, &sectors).unwrap();
+}
+
+/// What a newer version has flushed is not taken for the end of the log, nor thrown away by who mends it.
+#[test]
+fn a_log_with_what_only_a_newer_version_knows_is_refused_and_stays() {
+    let device = Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: SLOT }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &options()).unwrap();
+    for block in 0..3 {
+        disk.write_at(IoKind::Data, block * BLOCK, &[7; BLOCK_BYTES]).unwrap();
+        disk.flush().unwrap();
+    }
+    drop(disk);
+    let old = device.duplicate();
+    with_an_unknown_entry(&device, 0);
+    let newer = Arc::new(device.duplicate());
+    let open = |device: &Arc<MemoryDevice>, options: LogOptions| {
+        LogDisk::open(Arc::new(ImageStore::open(device.clone()).unwrap()), &options).map(drop)
+    };
+    for options in [options(), LogOptions { lose_end: true, ..options() }, LogOptions { read_only: true, ..options() }]
+    {
+        let e = open(&newer, options).unwrap_err();
+        assert!(e.kind() == ErrorKind::Unsupported && e.to_string().contains("kind 99: a newer version"), "{e}");
+    }
+    let recovered = Arc::new(recover_image(newer.clone()).unwrap());
+    assert_eq!(rebuild(recovered, &options()).unwrap_err().kind(), ErrorKind::Unsupported);
+    let bytes = |device: &MemoryDevice| {
+        let mut all = vec![0; device.len() as usize];
+        device.read_at(IoKind::Data, 0, &mut all).unwrap();
+        all
+    };
+    assert!(bytes(&newer) == bytes(&device), "something was written");
+    // What was there before is no part of the log.
+    with_an_unknown_entry(&old, 1);
+    open(&Arc::new(old), options()).unwrap();
 }

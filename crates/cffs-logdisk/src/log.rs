@@ -185,6 +185,7 @@ impl Log {
             next_segment: self.next_segment,
             streams,
             entries,
+            unknown: None,
         };
         let fits = u64::from(end.offset) + u64::from(length) <= store.segment_bytes();
         if end.segment == NO_SEGMENT || !fits || u64::from(length) > BATCH_BYTES_MAX {

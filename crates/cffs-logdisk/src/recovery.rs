@@ -368,7 +368,7 @@ impl State {
         for &(segment, offset) in &end.places {
             let follows = |s: &Summary| s.sequence == end.sequence + 1 && s.epoch == end.epoch;
             match read_wanted(&*self.store, self.log.uuid, segment, offset, &follows) {
-                Ok(s) if follows(&s) => return Ok(Some(s)),
+                Ok(s) if follows(&s) => return s.must_be_known().map(|()| Some(s)),
                 // The number of a root is the highest epoch of what was written until the next one.
                 Ok(s) if s.epoch > self.log.root.sequence => {
                     return Err(corrupt(format!(

@@ -11,20 +11,21 @@ use std::ops::Range;
 /// The summary of the batch at a place.
 ///
 /// # Errors
-/// `InvalidData` if there is no whole one, or if it belongs elsewhere.
+/// `InvalidData` if there is no whole one, or if it belongs elsewhere; `Unsupported` if it says what this version does not know.
 pub(crate) fn read_summary(
     store: &dyn SegmentStore,
     uuid: [u8; 16],
     segment: SegmentId,
     offset: u32,
 ) -> io::Result<Summary> {
-    read_wanted(store, uuid, segment, offset, &|_| true)
+    let s = read_wanted(store, uuid, segment, offset, &|_| true)?;
+    s.must_be_known().map(|()| s)
 }
 
-/// The same. Of a store with several copies, where `wanted` says so of it in one of them, and otherwise what any of them has.
+/// The same, also of one with an entry that this version does not know. Of a store with several copies, where `wanted` says so of it in one of them, and otherwise what any of them has.
 ///
 /// # Errors
-/// As [`read_summary`].
+/// `InvalidData` if there is no whole one, or if it belongs elsewhere.
 pub(crate) fn read_wanted(
     store: &dyn SegmentStore,
     uuid: [u8; 16],

@@ -71,7 +71,7 @@ impl Survey {
     /// Reads all summaries.
     ///
     /// # Errors
-    /// Those of the list of places; what cannot be read is told in `lost`.
+    /// Those of the list of places; what cannot be read is told in `lost`. `Unsupported` if a newer version has written to the log.
     pub(crate) fn of(store: &dyn SegmentStore) -> io::Result<Self> {
         let mut survey = Survey::default();
         for place in store.places()? {
@@ -107,6 +107,7 @@ impl Survey {
                 Err(_) => None,
             };
             let Some(s) = found else { break };
+            s.must_be_known()?;
             if u64::from(s.offset) > at {
                 self.lost.add(format!("segment {:#x} cannot be read from byte {at} to {}", s.segment, s.offset));
             }
