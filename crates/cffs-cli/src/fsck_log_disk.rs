@@ -16,7 +16,9 @@ use anyhow::{Context, anyhow};
 use cffs::check::repair::has_superblock;
 use cffs::device::{Device, FileDevice, OpenMode};
 use cffs::{Error, Fs, MountOptions, TrimRange};
-use cffs_logdisk::{ImageStore, LogDisk, LogOptions, MendReport, RebuildReport, UnreadableEnd, rebuild, recover_image};
+use cffs_logdisk::{
+    ImageStore, LogDisk, LogOptions, MendReport, NewerVersion, RebuildReport, UnreadableEnd, rebuild, recover_image,
+};
 use serde_json::{Value, json};
 use std::io;
 use std::path::Path;
@@ -197,7 +199,7 @@ pub fn check(
     steps.show("rebuilding the log disk", 0, 1);
     let store = recover_image(dev.clone()).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     let report = rebuild(Arc::new(store), &LogOptions::default()).map_err(|e| {
-        if e.kind() == io::ErrorKind::Unsupported {
+        if e.kind() == io::ErrorKind::Unsupported && !NewerVersion::is(&e) {
             return with_code(
                 exit::fsck::ERRORS_LEFT,
                 anyhow!("{name}: the log disk is left as it is: {e}: copy them with `cffs convert --layout=log {name} NEW`, or `cffs export`"),

@@ -7,6 +7,7 @@ use crate::extent::{BLOCK_BYTES, Birth, Codec, check_shape};
 use crate::patch::Patch;
 use crate::store::SegmentId;
 use crate::tree::{NODE_BYTES, NodeHead};
+use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 
@@ -297,6 +298,36 @@ pub(crate) fn verify_payload(codec: Codec, crcs: &[u32], data: &[u8]) -> bool {
     }
 }
 
+/// A batch has an entry that this version does not know. Its checksum is right, so a newer version has written it.
+#[derive(Debug)]
+pub struct NewerVersion {
+    /// The number of the batch.
+    sequence: u64,
+    segment: SegmentId,
+    offset: u32,
+    kind: u8,
+}
+
+impl NewerVersion {
+    /// Whether that is what an error says.
+    pub fn is(e: &io::Error) -> bool {
+        e.get_ref().is_some_and(|e| e.is::<NewerVersion>())
+    }
+}
+
+impl fmt::Display for NewerVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NewerVersion { sequence, segment, offset, kind } = self;
+        write!(
+            f,
+            "batch {sequence} of the log, in segment {segment:#x} at {offset}, has an entry of kind {kind}: \
+             a newer version of cffs has written it, which this one cannot read"
+        )
+    }
+}
+
+impl std::error::Error for NewerVersion {}
+
 /// The summary of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
@@ -331,15 +362,14 @@ impl Summary {
     /// Refuses a batch with an entry that this version does not know: without it others would be taken for all that there is.
     ///
     /// # Errors
-    /// `Unsupported`.
+    /// `Unsupported`, with [`NewerVersion`].
     pub(crate) fn must_be_known(&self) -> io::Result<()> {
         let Some(kind) = self.unknown else { return Ok(()) };
         let Summary { sequence, segment, offset, .. } = self;
-        let what = format!(
-            "batch {sequence} of the log, in segment {segment:#x} at {offset}, has an entry of kind {kind}: \
-             a newer version of cffs has written it, which this one cannot read"
-        );
-        Err(io::Error::new(io::ErrorKind::Unsupported, what))
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            NewerVersion { sequence: *sequence, segment: *segment, offset: *offset, kind },
+        ))
     }
 
     pub(crate) fn encoded_bytes(&self) -> usize {

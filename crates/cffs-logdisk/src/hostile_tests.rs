@@ -1,6 +1,6 @@
 //! Images whose checksums are right and whose contents are not: nothing panics, hangs or takes memory without bound.
 
-use crate::batch::{SUMMARY_BYTES, Summary};
+use crate::batch::{Entry, NewerVersion, SUMMARY_BYTES, Summary};
 use crate::codec::{WITHOUT_CHECKSUMS, crc32c};
 use crate::disk::LogDisk;
 use crate::extent::BLOCK_BYTES;
@@ -171,13 +171,14 @@ fn images_with_good_checksums_and_bad_contents_do_no_harm() {
     WITHOUT_CHECKSUMS.set(false);
 }
 
-/// The batch written last gets an entry of a kind that nobody knows, and perhaps an earlier epoch. Its checksum is right.
+/// The last batch that a program has written gets an entry of a kind that nobody knows, and perhaps an earlier epoch. Its checksum is right.
 fn with_an_unknown_entry(device: &MemoryDevice, epochs_earlier: u64) {
     let summary = |at: u64| {
         let mut bytes = vec![0; 4096];
         device.read_at(IoKind::Data, at, &mut bytes).unwrap();
         bytes.truncate(Summary::length_of(&bytes).ok()?);
-        Some((Summary::decode(&bytes).ok()?.order(), at, bytes))
+        let s = Summary::decode(&bytes).ok()?;
+        matches!(s.entries[..], [Entry::Write { .. }, ..]).then(|| (s.order(), at, bytes))
     };
     let (_, at, mut bytes) = structures(device).into_iter().filter_map(summary).max().unwrap();
     bytes[SUMMARY_BYTES] = 99;
@@ -203,7 +204,7 @@ fn a_log_with_what_only_a_newer_version_knows_is_refused_and_stays() {
         disk.flush().unwrap();
     }
     drop(disk);
-    let old = device.duplicate();
+    let [old, closed] = [(); 2].map(|()| Arc::new(device.duplicate()));
     with_an_unknown_entry(&device, 0);
     let newer = Arc::new(device.duplicate());
     let open = |device: &Arc<MemoryDevice>, options: LogOptions| {
@@ -224,5 +225,15 @@ fn a_log_with_what_only_a_newer_version_knows_is_refused_and_stays() {
     assert!(bytes(&newer) == bytes(&device), "something was written");
     // What was there before is no part of the log.
     with_an_unknown_entry(&old, 1);
-    open(&Arc::new(old), options()).unwrap();
+    let again = Arc::new(old.duplicate());
+    open(&old, options()).unwrap();
+    rebuild(Arc::new(recover_image(again).unwrap()), &options()).unwrap();
+    // Before a checkpoint it is not in the way, and not damaged: nobody moves what else is there.
+    let disk = LogDisk::open(Arc::new(ImageStore::open(closed.clone()).unwrap()), &options()).unwrap();
+    disk.finish().unwrap();
+    with_an_unknown_entry(&closed, 0);
+    let disk = LogDisk::open(Arc::new(ImageStore::open(closed).unwrap()), &options()).unwrap();
+    let found = disk.check_summaries(0, usize::MAX);
+    assert_eq!((found.damaged.len(), found.problems.len()), (0, 1), "{:?}", found.problems);
+    assert!(NewerVersion::is(&disk.mend_summaries().unwrap_err()));
 }

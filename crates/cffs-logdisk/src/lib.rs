@@ -89,7 +89,7 @@ mod tree;
 mod usage;
 mod writer;
 
-pub use batch::NAME_BYTES_MAX;
+pub use batch::{NAME_BYTES_MAX, NewerVersion};
 pub use catalog::MAIN_BRANCH;
 pub use cleaner::CleanReport;
 pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, SnapshotDevice, SnapshotInfo};

@@ -4,7 +4,7 @@
 //! disk that lost its map could not find it either. What lives in such a segment is found by the maps, and copied to new batches as
 //! the cleaner would have done; then the segment is free.
 
-use crate::batch::{Entry, Logical, Payload};
+use crate::batch::{Entry, Logical, NewerVersion, Payload};
 use crate::catalog::MAIN_BRANCH;
 use crate::check::moved;
 use crate::codec::{corrupt, crc32c};
@@ -160,13 +160,20 @@ fn apart((entry, here, offset): &(Entry, Birth, u32)) -> Vec<(Entry, Birth, u32)
 impl State {
     /// Reads the summaries of some segments from one on, of those in which something lives.
     pub(crate) fn check_summaries(&self, from: SegmentId, segments: usize) -> SummaryReport {
-        let mut report = SummaryReport::default();
+        let (report, newer) = self.look_at_summaries(from, segments);
+        SummaryReport { problems: report.problems.into_iter().chain(newer.map(|e| e.to_string())).collect(), ..report }
+    }
+
+    /// The same, and the last batch apart that only a newer version knows: it is not damaged.
+    fn look_at_summaries(&self, from: SegmentId, segments: usize) -> (SummaryReport, Option<io::Error>) {
+        let (mut report, mut newer) = (SummaryReport::default(), None);
         let mut living = self.usage.table.range(from..).filter(|(_, info)| info.live > 0);
         for (id, info) in living.by_ref().take(segments.max(1)) {
             let mut at = 0;
             for summary in summaries(&*self.store, self.log.uuid, *id, info) {
                 match summary {
                     Ok(s) => at = s.offset + s.length,
+                    Err(e) if NewerVersion::is(&e) => newer = Some(e),
                     Err(e) => {
                         report.damaged.push(*id);
                         report.problems.push(format!("the summary of the batch in segment {id:#x} at {at}: {e}"));
@@ -175,14 +182,18 @@ impl State {
             }
         }
         report.next = living.next().map(|(id, _)| *id);
-        report
+        (report, newer)
     }
 
     /// Copies what lives in segments with damaged summaries elsewhere.
     pub(crate) fn mend_summaries(&mut self) -> io::Result<MendReport> {
         self.check()?;
         self.seal()?;
-        let damaged: BTreeSet<SegmentId> = self.check_summaries(0, usize::MAX).damaged.into_iter().collect();
+        let (found, newer) = self.look_at_summaries(0, usize::MAX);
+        if let Some(e) = newer {
+            return Err(e);
+        }
+        let damaged: BTreeSet<SegmentId> = found.damaged.into_iter().collect();
         let mut report = MendReport::default();
         if damaged.is_empty() {
             return Ok(report);

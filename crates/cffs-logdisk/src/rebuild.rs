@@ -13,7 +13,7 @@
 //!
 //! A discard whose segment is gone is not known any more. So blocks that were discarded may read as what they were before.
 
-use crate::batch::{BATCH_BYTES_MAX, Entry, Logical, Payload, Summary};
+use crate::batch::{BATCH_BYTES_MAX, Entry, Logical, NewerVersion, Payload, Summary};
 use crate::catalog::{Branch, MAIN_BRANCH};
 use crate::check::check;
 use crate::checkpoint::RecordFields;
@@ -143,7 +143,7 @@ fn geometry_by(device: &dyn Device, read: ReadBytes<'_>) -> io::Result<Geometry>
 /// A new map has no blocks that are lost. So it is opened only by [`LogOptions::unmarked`], until [`LogDisk::mark_lost`](crate::LogDisk::mark_lost) has said which these are.
 ///
 /// # Errors
-/// `NotFound` if there is no batch of a log disk, `Unsupported` if the main branch can be read as it is and only a new map is left to make, `StorageFull` if no segment is free for the new map; those of the store.
+/// `NotFound` if there is no batch of a log disk, `Unsupported` if the main branch can be read as it is and only a new map is left to make, or with [`NewerVersion`] if such a one has written to the log, `StorageFull` if no segment is free for the new map; those of the store.
 pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<RebuildReport> {
     let mut survey = Survey::of(&*store)?;
     let Some((&last, _)) = survey.batches.last_key_value() else {
@@ -167,6 +167,7 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
                 survey.lost.add(format!("checkpoint {} miscounts: {problem}", order.1));
                 miscounted = miscounted.or(Some(state));
             }
+            Err(e) if NewerVersion::is(&e) => return Err(e),
             Err(e) => survey.lost.add(format!("checkpoint {} cannot be used: {e}", order.1)),
         }
     }

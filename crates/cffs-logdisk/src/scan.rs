@@ -18,7 +18,7 @@ pub(crate) fn read_summary(
     segment: SegmentId,
     offset: u32,
 ) -> io::Result<Summary> {
-    let s = read_wanted(store, uuid, segment, offset, &|_| true)?;
+    let s = read_wanted(store, uuid, segment, offset, &|s| s.unknown.is_none())?;
     s.must_be_known().map(|()| s)
 }
 

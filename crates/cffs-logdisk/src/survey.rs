@@ -47,6 +47,8 @@ pub(crate) struct Known {
     is_checkpoint: bool,
     /// There is more than nodes or a checkpoint.
     pub(crate) has_content: bool,
+    /// It says what this version does not know.
+    is_newer: bool,
 }
 
 /// Which batch was the last to say where a segment goes on, and where.
@@ -71,7 +73,7 @@ impl Survey {
     /// Reads all summaries.
     ///
     /// # Errors
-    /// Those of the list of places; what cannot be read is told in `lost`. `Unsupported` if a newer version has written to the log.
+    /// Those of the list of places; what cannot be read is told in `lost`. `Unsupported` if a newer version has written to the log, whole or not.
     pub(crate) fn of(store: &dyn SegmentStore) -> io::Result<Self> {
         let mut survey = Survey::default();
         for place in store.places()? {
@@ -81,6 +83,10 @@ impl Survey {
         let checkpoints = survey.batches.iter().rev().filter(|(_, b)| b.is_checkpoint);
         survey.checkpoints = checkpoints.take(CHECKPOINTS_MAX).map(|(order, b)| (*order, *b)).collect();
         survey.cut_end(store);
+        // What an earlier store or a crash has left may be of any version.
+        if let Some(b) = survey.batches.values().find(|b| b.is_newer) {
+            read_summary(store, store.uuid(), b.segment, b.offset)?;
+        }
         survey.tell_cut_segments();
         Ok(survey)
     }
@@ -107,7 +113,6 @@ impl Survey {
                 Err(_) => None,
             };
             let Some(s) = found else { break };
-            s.must_be_known()?;
             if u64::from(s.offset) > at {
                 self.lost.add(format!("segment {:#x} cannot be read from byte {at} to {}", s.segment, s.offset));
             }
@@ -138,6 +143,7 @@ impl Survey {
             continues: s.flags & CONTINUES != 0,
             is_checkpoint: matches!(s.entries[..], [Entry::Record { .. }]),
             has_content: !s.entries.iter().all(is_made),
+            is_newer: s.unknown.is_some(),
         };
         self.read.insert(s.segment, s.offset + s.length);
         for end in s.streams.iter().filter(|end| end.segment != NO_SEGMENT) {
@@ -243,6 +249,9 @@ fn is_made(entry: &Entry) -> bool {
 
 /// Whether the data of a batch is whole.
 fn has_data(store: &dyn SegmentStore, b: &Known) -> bool {
+    if b.is_newer {
+        return true; // nobody here can say that it is not
+    }
     let s = read_summary(store, store.uuid(), b.segment, b.offset);
     s.and_then(|s| are_whole(store, &s, &|entry| !is_made(entry))).unwrap_or(false)
 }

@@ -145,7 +145,7 @@ impl Placement {
         if file.group == 0 { Ok(None) } else { self.allocate_in_group(t, file, file.group) }
     }
 
-    /// Behind the last file of the writeback, if that filled the open group and the next one is free: what is written together
+    /// Behind the last file of the writeback, if the open group has no room and the next one is free: what is written together
     /// needs no further request, while a gap of its length elsewhere does. Not where hardly any group is wholly free: they are left to
     /// those who need all of one.
     fn behind_the_last(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
