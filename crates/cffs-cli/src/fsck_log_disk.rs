@@ -171,7 +171,7 @@ pub fn check(
         // Nothing of a log disk: whoever opens the image says what is there.
         return Ok(None);
     }
-    look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
+    look(&dev, wanted.data, &mut outcome).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     if outcome.problems.is_empty() {
         if !outcome.summaries.is_empty() && wanted.mend && question(Proposal::Mend, &outcome.summaries) {
             let steps = Steps::new();

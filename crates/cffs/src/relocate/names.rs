@@ -107,7 +107,8 @@ fn fill(
             return Ok(false); // others take what is found
         }
         let group = free.start.next_multiple_of(g.group_frags());
-        let begins = aligned && places.blocks.is_empty() && group + left <= free.end();
+        let length = left / filled * g.group_frags() + left % filled;
+        let begins = aligned && places.blocks.is_empty() && group + length <= free.end();
         (window, at) = (if begins { group } else { free.start }..free.end(), free.end());
     }
     Ok(true)

@@ -419,7 +419,9 @@ fn maintenance_brings_together_what_was_written_and_then_rests() {
 #[test]
 fn maintenance_brings_strays_back() {
     let dev = fresh(64 << 20, &small_groups());
-    let fs = mount(&dev);
+    // A part of the files fits in memory: where it is all of them, a stray costs only the first who comes by.
+    let options = MountOptions::default().background(false).cache_bytes(1 << 20);
+    let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap();
     let mut all = BTreeMap::new();
     let write = |d: usize, name: usize, bytes: &[u8]| {
         let dir = fs.lookup(ROOT_INO, format!("d{d}").as_bytes()).unwrap().ino;
@@ -436,31 +438,38 @@ fn maintenance_brings_strays_back() {
         }
         fs.sync().unwrap();
     }
-    let best = regroup(&fs, &RegroupOptions::default()).read.after;
+    regroup(&fs, &RegroupOptions::default());
     let fresh = cold_requests(&fs, &all);
-    // What others have written meanwhile lies between them.
-    let filler = fs.create(ROOT, ROOT_INO, b"filler", 0o644).unwrap().ino;
+    // When they are written anew others have their places, which these leave later.
     let mut anew = 0;
+    let rewritten = |round: usize, d: usize| round * 9 + d % 9;
     for round in 0..6 {
         for d in 0..DIRS {
-            let name = round * 9 + d % 9;
-            let path = format!("d{d}/{name}");
+            let name = rewritten(round, d);
+            let bytes = &all[&format!("d{d}/{name}")];
             let dir = fs.lookup(ROOT_INO, format!("d{d}").as_bytes()).unwrap().ino;
             fs.unlink(dir, name.to_string().as_bytes()).unwrap();
             fs.sync().unwrap();
-            write(d, name, &all[&path]);
-            anew += all[&path].len().next_multiple_of(1024) as u64;
+            write(d, 1000 + name, bytes);
+            fs.sync().unwrap();
+            write(d, name, bytes);
+            fs.sync().unwrap();
+            anew += bytes.len().next_multiple_of(1024) as u64;
         }
-        fs.write(ROOT, filler, round as u64 * 600_000, &vec![1; 600_000]).unwrap();
-        fs.sync().unwrap();
     }
+    for (round, d) in (0..6).flat_map(|round| (0..DIRS).map(move |d| (round, d))) {
+        let dir = fs.lookup(ROOT_INO, format!("d{d}").as_bytes()).unwrap().ino;
+        fs.unlink(dir, (1000 + rewritten(round, d)).to_string().as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
     let before = cold_requests(&fs, &all);
     let done = maintain(&fs, Usage::Idle).expect("strays are to be brought back");
     let after = cold_requests(&fs, &all);
     assert!(done.bytes_moved <= anew, "{anew} bytes were written anew, {done:?}");
-    assert!(fresh < before && after <= before, "{fresh}, {before}, {after} requests: {done:?}");
-    // What has no gap among its neighbours waits until all of it is worth a move.
-    assert!(done.read.after < done.read.before * 0.9 && done.read.after < best * 1.7, "{best} at best, {done:?}");
+    // At least a third of what was lost.
+    let (lost, gained) = (before.saturating_sub(fresh), before.saturating_sub(after));
+    assert!(lost > fresh / 4 && gained * 3 > lost, "{fresh}, {before}, {after} requests: {done:?}");
+    assert!(done.read.after < done.read.before * 0.8, "{done:?}");
     compare(&fs, &all);
     fs.close().unwrap();
     clean(&dev, "strays brought back");
