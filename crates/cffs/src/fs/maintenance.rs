@@ -30,8 +30,10 @@ const STEP_DIVISOR: u64 = 128;
 /// After a step that has moved less than this part of that it waits so many times as long.
 const SMALL_STEP_DIVISOR: u64 = 16;
 const SMALL_STEP_WAITS: u64 = 4;
-/// All that is not a stray is moved if that saves at least one in so many parts of the requests.
+/// All that is not a stray is moved if that saves at least one in so many parts of the requests; where moves leave room, what comes
+/// later has a place among it, so it pays earlier.
 const GAIN_DIVISOR: u64 = 2;
+const GAIN_WITH_ROOM_DIVISOR: u64 = 3;
 /// With more directories to look at, all that is below their common ancestor is looked at, in one order.
 const ROOTS_MAX: usize = 8;
 
@@ -69,8 +71,9 @@ impl Fs {
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();
         let cx = self.move_cx(&learned);
+        let divisor = if leaves_room { GAIN_WITH_ROOM_DIVISOR } else { GAIN_DIVISOR };
         let is_worth_it =
-            |o: &Outlook| o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.moved.saturating_add(o.bytes) <= credit;
+            |o: &Outlook| o.saved > 0 && o.saved >= o.cost / divisor && o.moved.saturating_add(o.bytes) <= credit;
         let mut progress = relocate::Progress::default();
         let limits = relocate::Limits { budget: credit, dry_run: false, always: false };
         let complete = relocate::run_by_need(&cx, &roots, limits, is_worth_it, &running, &mut progress);

@@ -20,6 +20,9 @@ const YIELD_FACTOR: u32 = 9;
 const GIVE_WAY: Duration = Duration::from_millis(20);
 /// How long it sleeps while a commit is under way.
 const COMMIT_NAP: Duration = Duration::from_micros(500);
+/// A reader is taken to have so many bytes in memory of what it has read, and not more than this part of the cache: others use it too.
+const READER_BYTES_MAX: u64 = 16 << 20;
+const READER_DIVISOR: u64 = 2;
 /// How often it asks whether it may go on.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -387,6 +390,7 @@ impl Fs {
 
     /// What relocation works with.
     pub(super) fn move_cx<'a>(&'a self, learned: &'a Chains) -> MoveCtx<'a> {
-        MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes, learned, now: now() }
+        let memory = READER_BYTES_MAX.min(self.opts.cache_bytes as u64 / READER_DIVISOR);
+        MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes, learned, now: now(), memory }
     }
 }

@@ -6,7 +6,9 @@
 //! - [`walk`] goes through the tree in the order of the name space; [`keyed`] has the files that go with others than those of their
 //!   directory, which come after it;
 //! - [`stretch`] collects what is read one after the other, and [`cost`] says how many requests that takes where it is, and
-//!   how many where it would go. Only what saves requests is moved, so a second run moves nothing;
+//!   how many where it would go; [`survey`] sums that up. Only what saves requests is moved, so a second run moves nothing;
+//! - [`strays`] are files that lie apart from their stretch, and [`detours`] stretches that lie apart from the way: both go back among the
+//!   others;
 //! - [`files`] and [`names`] move data and directory blocks. They know nothing of why.
 //!
 //! Two other planners use the same moves: [`large`] for files that are longer than a group, and [`free_space`], which chooses parts
@@ -17,6 +19,7 @@
 mod area;
 mod control;
 mod cost;
+mod detours;
 mod evacuate;
 mod files;
 mod free_space;
@@ -28,6 +31,7 @@ mod pace;
 mod plan;
 mod strays;
 mod stretch;
+mod survey;
 mod walk;
 
 pub use control::{Control, FreeRuns, Limits, Progress};
@@ -37,6 +41,8 @@ pub use free_space::run as bring_free_space_together;
 pub use large::run as bring_large_files_together;
 pub use plan::{Outlook, run, run_by_need};
 pub use walk::DEPTH_MAX;
+
+use cost::Reader;
 
 use crate::dir::DirCtx;
 use crate::file::FileCtx;
@@ -56,4 +62,13 @@ pub struct MoveCtx<'a> {
     pub learned: &'a Chains,
     /// The time, in nanoseconds.
     pub now: i64,
+    /// Bytes that a reader has in memory of what it has read.
+    pub memory: u64,
+}
+
+impl MoveCtx<'_> {
+    /// A reader who has read nothing.
+    fn reader(&self) -> Reader {
+        Reader::new((self.memory / self.file.cache.geometry().group_size() as u64) as usize)
+    }
 }

@@ -6,8 +6,9 @@ use super::evacuate::Gaps;
 use super::keyed::KeyedFiles;
 use super::strays::MainGroups;
 use super::stretch::{Item, Stretch, read_all};
+use super::survey::{Survey, price};
 use super::walk::{self, Visitor, skip_lost, walk};
-use super::{MoveCtx, area, files, free_space, meta, names};
+use super::{MoveCtx, area, detours, files, free_space, meta, names};
 use crate::colocation::Order;
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, Geometry, Ino, ROOT_INO, Run};
@@ -25,8 +26,6 @@ const GAIN_DIVISOR: u64 = 10;
 const GOOD_PARTS: u64 = 2;
 /// Bytes that are moved before a commit makes the space that they left usable again.
 const COMMIT_BYTES: u64 = 8 << 20;
-/// Bytes that are moved for each byte that has a better place, in parts of ten, where areas are emptied.
-const COST_TENTHS: u64 = 16;
 /// Areas are emptied only while good places would save at least one in so many parts of all that reading costs. What a first
 /// regroup could not do a second one does not try again.
 const EMPTY_DIVISOR: u64 = 4;
@@ -89,17 +88,19 @@ pub fn run_by_need(
         saved: survey.saved,
         cost: planner.total_cost(),
     };
-    let complete = if is_worth_it(&outlook) {
+    if is_worth_it(&outlook) {
         if planner.with_room {
             planner.expect(survey.total() >> planner.g.frag_shift);
         }
         planner.work(roots, Vec::new())?;
-        planner.waiting == 0
-    } else {
-        survey.saved == 0 && planner.waiting == 0
-    };
+        *progress = planner.progress;
+        return Ok(planner.waiting == 0);
+    }
     *progress = planner.progress;
-    Ok(complete)
+    if planner.with_room {
+        detours::run(cx, roots, limits, control, progress)?;
+    }
+    Ok(survey.saved == 0 && planner.waiting == 0)
 }
 
 /// What a regroup would have to move, and what that would save at best.
@@ -115,72 +116,19 @@ pub struct Outlook {
     pub cost: u64,
 }
 
-/// What there is to be moved, in bytes, by the bytes that have to be moved for each request that it saves.
-struct Survey {
-    /// By the logarithm of the price.
-    bytes: [u64; 64],
-    /// In parts of a request.
-    saved: u64,
-}
-
-impl Default for Survey {
-    fn default() -> Survey {
-        Survey { bytes: [0; 64], saved: 0 }
-    }
-}
-
-impl Survey {
-    /// So many bytes save so many parts of a request.
-    fn note(&mut self, bytes: u64, saved: u64) {
-        self.bytes[price(bytes, saved).max(1).ilog2() as usize] += bytes;
-        self.saved += saved;
-    }
-
-    /// Bytes in all.
-    fn total(&self) -> u64 {
-        self.bytes.iter().sum()
-    }
-
-    /// Bytes that are moved for all of it, with what has to go out of the way.
-    fn bytes_to_move(&self) -> u64 {
-        self.total().saturating_mul(COST_TENTHS) / 10
-    }
-
-    /// Prices from the lowest on at which there is something to be moved.
-    fn prices(&self) -> Vec<u64> {
-        let used = self.bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
-        used.map(|(log, _)| Survey::highest(log)).collect()
-    }
-
-    /// The lowest price at which there is enough to be moved for a budget.
-    fn price_within(&self, budget: u64) -> u64 {
-        let mut sum = 0_u64;
-        let enough = self.bytes.iter().position(|bytes| {
-            sum = sum.saturating_add(*bytes);
-            sum >= budget
-        });
-        enough.map_or(u64::MAX, Survey::highest)
-    }
-
-    /// The highest price with such a logarithm.
-    fn highest(log: usize) -> u64 {
-        (2_u64 << log).saturating_sub(1)
-    }
-}
-
-/// Bytes to be moved for each request that is saved.
-fn price(bytes: u64, saved: u64) -> u64 {
-    bytes.saturating_mul(PARTS) / saved.max(1)
-}
-
 /// What is read in one order: data of small files, or names.
-#[derive(Default)]
 struct Sequence {
     stretch: Stretch,
-    /// The group that a reader comes from: as it was, and as it is now.
-    came_from: [Option<BlockAddr>; 2],
+    /// Who has read what is before it: as it was, and as it is now.
+    came_from: [Reader; 2],
     /// Where the next stretch would best go.
     near: Option<BlockAddr>,
+}
+
+impl Sequence {
+    fn new(reader: &Reader) -> Sequence {
+        Sequence { stretch: Stretch::default(), came_from: [reader.clone(), reader.clone()], near: None }
+    }
 }
 
 struct Planner<'a> {
@@ -263,7 +211,7 @@ enum Places {
 }
 
 impl Places {
-    fn reader(&self, cx: &MoveCtx<'_>, g: &Geometry, from: Option<BlockAddr>) -> Reader {
+    fn reader(&self, cx: &MoveCtx<'_>, g: &Geometry, from: &Reader) -> Reader {
         match self {
             Places::Data(p) => read_all(g, from, p.all()),
             Places::Names(p) => read_all(g, from, p.all(cx)),
@@ -293,7 +241,7 @@ impl<'a> Planner<'a> {
             limits,
             control,
             progress: Progress::default(),
-            sequences: Default::default(),
+            sequences: [(); 3].map(|()| Sequence::new(&Reader::of_stretches())),
             costs: Default::default(),
             waiting: 0,
             placed: 0,
@@ -437,6 +385,12 @@ impl<'a> Planner<'a> {
         data[1] + names[1]
     }
 
+    /// A reader who has read nothing. Where room is left, much lies among its neighbours that is read with them; elsewhere to leave
+    /// it near saves little, and breaks up free space.
+    fn reader(&self) -> Reader {
+        if self.with_room { self.cx.reader() } else { Reader::of_stretches() }
+    }
+
     /// Tells what there is after a pass. What was before is known from the first one.
     fn report(&mut self) {
         let [data, names, _] = self.costs;
@@ -458,8 +412,9 @@ impl<'a> Planner<'a> {
         (self.costs, self.waiting, self.waiting_saves, self.placed) = (Default::default(), 0, 0, 0);
         self.seen = (0, 0);
         let mut near = self.start.take();
-        self.sequences = Default::default();
         let cx = self.cx;
+        let reader = self.reader();
+        self.sequences = [(); 3].map(|()| Sequence::new(&reader));
         if roots.contains(&ROOT_INO) {
             self.tables()?;
         }
@@ -468,7 +423,7 @@ impl<'a> Planner<'a> {
             self.kind = kind;
             self.sequences[kind as usize].near = near;
             for root in roots {
-                self.sequences[kind as usize].came_from = [None; 2];
+                self.sequences[kind as usize].came_from = [reader.clone(), reader.clone()];
                 walk(&cx, *root, self)?;
                 self.finish(kind)?;
             }
@@ -496,7 +451,7 @@ impl<'a> Planner<'a> {
     fn keyed_files(&mut self, roots: &[Ino]) -> Result<()> {
         let cx = self.cx;
         loop {
-            self.sequences[Kind::Data as usize].came_from = [None; 2];
+            self.sequences[Kind::Data as usize].came_from = [self.reader(), self.reader()];
             for ino in self.keyed.take() {
                 // It may have grown since the walk.
                 if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten()
@@ -535,20 +490,20 @@ impl<'a> Planner<'a> {
                 continue;
             }
             let (g, sequence) = (self.g, &self.sequences[kind as usize]);
-            let ([was, is], near) = (sequence.came_from, sequence.near);
-            let before = stretch.reader(&g, was);
-            let stays = stretch.reader(&g, is);
-            let moved = self.move_stretch(&stretch, stays.cost(), is, near, kind)?;
+            let ([was, is], near) = (sequence.came_from.clone(), sequence.near);
+            let before = stretch.reader(&g, &was);
+            let stays = stretch.reader(&g, &is);
+            let moved = self.move_stretch(&stretch, stays.cost(), &is, near, kind)?;
             let sequence = &mut self.sequences[kind as usize];
             if let Some(goes) = &moved {
                 sequence.near = goes.last();
             }
             let after = moved.unwrap_or(stays);
-            sequence.came_from = [before.last(), after.last()];
             sequence.near = sequence.near.or(after.last());
             let costs = &mut self.costs[kind as usize];
             costs[0] += before.cost();
             costs[1] += after.cost();
+            sequence.came_from = [before, after];
         }
         self.control.report(&self.progress);
         Ok(())
@@ -559,7 +514,7 @@ impl<'a> Planner<'a> {
         &mut self,
         stretch: &Stretch,
         stays: u64,
-        from: Option<BlockAddr>,
+        from: &Reader,
         near: Option<BlockAddr>,
         kind: Kind,
     ) -> Result<Option<Reader>> {
@@ -635,7 +590,7 @@ impl<'a> Planner<'a> {
         stretch: &Stretch,
         main: &MainGroups,
         bounds: Bounds,
-        from: Option<BlockAddr>,
+        from: &Reader,
         kind: Kind,
     ) -> Result<Option<Reader>> {
         let (cx, g) = (self.cx, self.g);
@@ -671,7 +626,7 @@ impl<'a> Planner<'a> {
             placed.iter().zip(places.all(&cx)).for_each(|(n, run)| new[*n].push(run));
             (Places::Names(places), placed.into_iter().map(|n| strays[n].clone()).collect())
         };
-        let mut reader = Reader::from(from);
+        let mut reader = from.going_on();
         for (n, item) in stretch.items.iter().enumerate() {
             let new = main.strays.binary_search(&n).ok().map(|at| &new[at]).filter(|runs| !runs.is_empty());
             new.unwrap_or(&item.runs).iter().for_each(|run| reader.read(&g, *run));

@@ -68,15 +68,15 @@ impl Stretch {
         rest
     }
 
-    /// A reader who has read all of it, coming from a group.
-    pub fn reader(&self, g: &Geometry, from: Option<BlockAddr>) -> Reader {
+    /// A reader who goes on with all of it.
+    pub fn reader(&self, g: &Geometry, from: &Reader) -> Reader {
         read_all(g, from, self.items.iter().flat_map(|i| i.runs.iter().copied()))
     }
 }
 
-/// A reader who has read these runs, coming from a group.
-pub(super) fn read_all(g: &Geometry, from: Option<BlockAddr>, runs: impl Iterator<Item = Run>) -> Reader {
-    let mut reader = Reader::from(from);
+/// A reader who goes on with these runs.
+pub(super) fn read_all(g: &Geometry, from: &Reader, runs: impl Iterator<Item = Run>) -> Reader {
+    let mut reader = from.going_on();
     runs.for_each(|run| reader.read(g, run));
     reader
 }

@@ -53,14 +53,18 @@ fn aged_in_rounds(fs: &Fs, rounds: usize) -> BTreeMap<String, Vec<u8>> {
 
 fn compare(fs: &Fs, all: &BTreeMap<String, Vec<u8>>) {
     for (path, bytes) in all {
-        let (dir, name) = path.split_once('/').unwrap();
-        let d = fs.lookup(ROOT_INO, dir.as_bytes()).unwrap();
-        let f = fs.lookup(d.ino, name.as_bytes()).unwrap();
+        let mut ino = ROOT_INO;
+        for name in path.split('/') {
+            let found = fs.lookup(ino, name.as_bytes()).unwrap().ino;
+            if ino != ROOT_INO {
+                fs.forget(ino, 1);
+            }
+            ino = found;
+        }
         let mut back = vec![0; bytes.len() + 1];
-        assert_eq!(fs.read(f.ino, 0, &mut back).unwrap(), bytes.len(), "{path}");
+        assert_eq!(fs.read(ino, 0, &mut back).unwrap(), bytes.len(), "{path}");
         assert!(back[..bytes.len()] == bytes[..], "{path}");
-        fs.forget(f.ino, 1);
-        fs.forget(d.ino, 1);
+        fs.forget(ino, 1);
     }
 }
 
@@ -473,6 +477,49 @@ fn maintenance_brings_strays_back() {
     compare(&fs, &all);
     fs.close().unwrap();
     clean(&dev, "strays brought back");
+}
+
+/// A directory that is made later lies elsewhere as a whole. It goes into the room that was left among its neighbours, and stays there.
+#[test]
+fn maintenance_ends_detours() {
+    const FILES: usize = 20;
+    let dev = fresh(128 << 20, &MkfsOptions::default().group_size(128 << 10));
+    let fs = mount(&dev);
+    let mut all = aged_in_rounds(&fs, 200);
+    maintain(&fs, Usage::Idle).expect("there is enough to do");
+    // What makes the credit that a step waits for, and is nobody's neighbour.
+    let large = |name: String| {
+        let a = fs.create(ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap();
+        assert_eq!(fs.write(ROOT, a.ino, 0, &[7; 512 << 10]).unwrap(), 512 << 10);
+        fs.forget(a.ino, 1);
+        fs.sync().unwrap();
+    };
+    let mut bytes = 0;
+    for d in 0..DIRS {
+        let above = fs.lookup(ROOT_INO, format!("d{d}").as_bytes()).unwrap().ino;
+        let dir = fs.mkdir(ROOT, above, b"later", 0o755).unwrap().ino;
+        for n in 0..FILES {
+            let a = fs.create(ROOT, dir, format!("f{n}").as_bytes(), 0o644).unwrap();
+            fs.write(ROOT, a.ino, 0, &contents(n + d)).unwrap();
+            fs.forget(a.ino, 1);
+            all.insert(format!("d{d}/later/f{n}"), contents(n + d));
+            bytes += contents(n + d).len().next_multiple_of(1024) as u64;
+        }
+        large(format!("large{d}"));
+    }
+    let before = cold_requests(&fs, &all);
+    let done = maintain(&fs, Usage::Idle).expect("there are detours");
+    assert!(done.files_moved as usize >= DIRS * FILES / 2, "many have room beside their way: {done:?}");
+    assert!(done.bytes_moved <= bytes + (done.blocks_moved << 12), "only what was made later moves: {done:?}");
+    assert!(done.read.after < done.read.before * 0.7, "{done:?}");
+    let after = cold_requests(&fs, &all);
+    assert!(after < before, "{before} requests, then {after}: {done:?}");
+    (0..DIRS).for_each(|d| large(format!("larger{d}")));
+    let again = maintain(&fs, Usage::Idle).map_or(0, |again| again.files_moved);
+    assert_eq!(again, 0, "they stay there");
+    compare(&fs, &all);
+    fs.close().unwrap();
+    clean(&dev, "detours ended");
 }
 
 /// A handle that was stopped before it began.
