@@ -2,6 +2,7 @@
 
 use crate::device::{Device, ReadRequest, WriteRequest};
 use crate::lock::{in_use, lock};
+use crate::queue::longest_request;
 use crate::range::{check_read, check_write, clip_discard, total, total_mut};
 use crate::request::IoKind;
 use cffs_buf::{AlignedBuf, WorkerPool, discard_blocks};
@@ -82,6 +83,7 @@ pub struct FileDevice {
     /// Whether O_DIRECT is set on `file`.
     direct: AtomicBool,
     sector: AtomicU32,
+    max_request: usize,
     /// What direct I/O demands of memory addresses.
     memory_align: usize,
     /// Cleared when the device or the file system below has said that it cannot discard.
@@ -164,6 +166,7 @@ impl FileDevice {
             len: AtomicU64::new(0),
             direct: AtomicBool::new(false),
             sector: AtomicU32::new(BUFFERED_SECTOR),
+            max_request: MAX_REQUEST,
             memory_align: 1,
             can_discard: AtomicBool::new(true),
             pool: WorkerPool::new("cffs-io", QUEUE_DEPTH),
@@ -174,6 +177,8 @@ impl FileDevice {
         }
         if !dev.is_direct() {
             dev.stop_readahead();
+        } else if block_device {
+            dev.max_request = longest_request(&dev.file, MAX_REQUEST);
         }
         Ok(dev)
     }
@@ -521,7 +526,7 @@ impl Device for FileDevice {
     }
 
     fn max_request(&self) -> usize {
-        MAX_REQUEST
+        self.max_request
     }
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

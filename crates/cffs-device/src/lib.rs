@@ -25,6 +25,7 @@ mod observer;
 mod overlay;
 mod probe;
 mod purpose;
+mod queue;
 mod range;
 mod request;
 mod stoppable;

@@ -1,0 +1,49 @@
+//! What the kernel says of a block device's queue: how long a request may be.
+
+use rustix::fs::{major, minor};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+/// A segment of a request is a page of memory at least.
+const PAGE: usize = 4096;
+/// Requests have such multiples of bytes, if they are not shorter: the chunks of stripes and the pages of flash are none that are cut by this.
+const UNIT: usize = 64 << 10;
+
+/// The longest request to a block device that the kernel does not cut, wherever the memory for it lies: `most` bytes at most. The kernel would
+/// cut it where its segments happen to end, and make two of it for each one that the device takes.
+pub(crate) fn longest_request(file: &File, most: usize) -> usize {
+    let Ok(meta) = file.metadata() else { return most };
+    let dev = format!("/sys/dev/block/{}:{}", major(meta.rdev()), minor(meta.rdev()));
+    // A partition has the queue of its disk.
+    let number = |name: &str| {
+        let read = |dir: &str| std::fs::read_to_string(format!("{dev}/{dir}/{name}")).ok();
+        read("queue").or_else(|| read("../queue"))?.trim().parse::<usize>().ok()
+    };
+    of_queue(number("max_segments"), number("max_sectors_kb"), most)
+}
+
+/// The same from the numbers of a queue.
+fn of_queue(segments: Option<usize>, kib: Option<usize>, most: usize) -> usize {
+    let by_segments = segments.map_or(most, |n| n.saturating_mul(PAGE));
+    let by_length = kib.map_or(most, |n| n.saturating_mul(1024));
+    let longest = most.min(by_segments).min(by_length);
+    let unit = if longest < UNIT { PAGE } else { UNIT };
+    (longest / unit * unit).max(PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_no_more_pages_than_the_device_takes_segments() {
+        let of = |segments, kib| of_queue(segments, kib, 1 << 20) >> 10;
+        assert_eq!(of(Some(128), Some(1280)), 512, "a loop device");
+        assert_eq!(of(Some(127), Some(512)), 448);
+        assert_eq!(of(Some(254), Some(4096)), 960);
+        assert_eq!(of(Some(1024), Some(256)), 256);
+        assert_eq!(of(Some(8), Some(4096)), 32);
+        assert_eq!(of(Some(65_535), Some(4096)), 1024);
+        assert_eq!((of(None, None), of(Some(0), None)), (1024, 4));
+    }
+}
