@@ -10,7 +10,7 @@ use crate::format::{BlockAddr, corrupt};
 use crate::trace::Kind;
 use cffs_buf::AlignedBuf;
 use cffs_device::IoKind;
-use std::io::IoSliceMut;
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -96,30 +96,18 @@ impl Cache {
         window: Range<BlockAddr>,
         speculative: bool,
     ) -> Result<u64> {
-        debug_assert_eq!(self.region(window.start), self.region(window.end - 1));
         // What nobody needs yet is read where it comes cheap.
         let needed = if speculative { need.start..need.start + 1 } else { need.clone() };
         let window = self.together(&needed, window);
         let window = self.part_in_use.get().map_or(window.clone(), |part| part(self, &needed, window));
         let need = need.start..need.end.min(window.end);
-        let ls = self.shard(need.start);
-        let Some((range, claimed)) = claim_window(ls, &need, &window) else { return Ok(0) };
-        let bs = self.geo.block_size();
-        let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
-        let offset = range.start << self.geo.block_shift;
+        let Some((range, claimed)) = self.claim_window(&need, &window) else { return Ok(0) };
         let args = [need.start, range.end - range.start, 0];
         let _miss = (!speculative).then(|| self.tracer().span(Kind::Miss, args));
-        let outcome = {
-            let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
-            self.dev.read_vectored(kind, offset, &mut slices)
-        };
-        match outcome {
-            Ok(()) => Ok(self.insert_filled(ls, claimed, range.zip(bufs), &need, speculative)),
+        match self.read_blocks(kind, &range) {
+            Ok(bufs) => Ok(self.insert_filled(claimed, range.zip(bufs), &need, speculative)),
             Err(e) => {
-                let mut shard = ls.shard.lock();
-                claimed.iter().for_each(|run| shard.in_flight.remove(run.clone()));
-                drop(shard);
-                ls.changed.notify_all();
+                claimed.into_iter().for_each(|run| self.release(run));
                 if window != need {
                     // A bad sector elsewhere in the group must not hide this block.
                     return self.fill(kind, need.clone(), need, speculative);
@@ -128,6 +116,58 @@ impl Cache {
                 Err(e.into())
             }
         }
+    }
+
+    /// Reads blocks with one request.
+    fn read_blocks(&self, kind: IoKind, range: &Range<BlockAddr>) -> io::Result<Vec<AlignedBuf>> {
+        let (bs, offset) = (self.geo.block_size(), range.start << self.geo.block_shift);
+        let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
+        let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+        self.dev.read_vectored(kind, offset, &mut slices)?;
+        Ok(bufs)
+    }
+
+    /// The range to read for the missing blocks of `need`, from the first to the last missing block of `window`, and the blocks
+    /// of it that were missing and are now in flight, each run in one part of the cache. `None` if nothing of `need` is missing.
+    fn claim_window(
+        &self,
+        need: &Range<BlockAddr>,
+        window: &Range<BlockAddr>,
+    ) -> Option<(Range<BlockAddr>, Vec<Range<BlockAddr>>)> {
+        let mut at = need.start;
+        loop {
+            let (start, end) = (self.region_start(at), self.region_end(at));
+            let (need_here, window_here) = (at..need.end.min(end), window.start.max(start)..window.end.min(end));
+            if let Some((range, claimed)) = claim_in(self.shard(at), &need_here, &window_here) {
+                return Some(self.claim_on(range, claimed, window.end));
+            }
+            at = need_here.end;
+            if at >= need.end {
+                return None;
+            }
+        }
+    }
+
+    /// Goes on with a claim that ends with its part of the cache, up to the first block that is there or in flight. One part is locked
+    /// at a time, and nobody is waited for.
+    fn claim_on(
+        &self,
+        mut range: Range<BlockAddr>,
+        mut claimed: Vec<Range<BlockAddr>>,
+        until: BlockAddr,
+    ) -> (Range<BlockAddr>, Vec<Range<BlockAddr>>) {
+        while range.end < until && range.end == self.region_start(range.end) {
+            let part = range.end..until.min(self.region_end(range.end));
+            let mut shard = self.shard(part.start).shard.lock();
+            let run = part.start..part.start + shard.absent_prefix(part.clone());
+            if run.is_empty() {
+                break;
+            }
+            shard.in_flight.add(run.clone());
+            range.end = run.end;
+            claimed.push(run);
+        }
+        (range, claimed)
     }
 
     /// The part of a window that lies together on the device with the first block that is needed, and all that is needed.
@@ -142,45 +182,43 @@ impl Cache {
     /// Puts the blocks that were read into the cache, as far as they were claimed. Returns how many of them nobody needed.
     fn insert_filled(
         &self,
-        ls: &LockedShard,
         claimed: Vec<Range<BlockAddr>>,
-        read: impl Iterator<Item = (BlockAddr, AlignedBuf)>,
+        mut read: impl Iterator<Item = (BlockAddr, AlignedBuf)>,
         need: &Range<BlockAddr>,
         speculative: bool,
     ) -> u64 {
-        let mut shard = ls.shard.lock();
-        claimed.iter().for_each(|run| shard.in_flight.remove(run.clone()));
         let with_others = claimed.iter().map(|run| run.end - run.start).sum::<u64>() > need.end - need.start;
-        let mut claimed = claimed.into_iter().flatten().peekable();
         let (mut along, mut prefetched) = (0, 0);
         // What was asked for must outlast the eviction, however small the cache: the caller looks for it next.
         let mut held: Vec<BufRef> = Vec::new();
-        for (addr, bytes) in read {
-            if claimed.next_if_eq(&addr).is_none() {
-                continue;
+        for of_part in claimed.chunk_by(|a, b| self.region(a.start) == self.region(b.start)) {
+            let ls = self.shard(of_part[0].start);
+            let mut shard = ls.shard.lock();
+            of_part.iter().for_each(|run| shard.in_flight.remove(run.clone()));
+            for addr in of_part.iter().cloned().flatten() {
+                let Some((_, bytes)) = read.find(|(at, _)| *at == addr) else { break };
+                let needed = need.contains(&addr);
+                let requested = needed && !speculative;
+                let buf = Buf::new(addr, bytes, if requested { Demand::Requested } else { Demand::Prefetched });
+                along += u64::from(!needed);
+                prefetched += u64::from(!requested);
+                if requested {
+                    held.push(buf.clone());
+                }
+                if with_others {
+                    buf.stay_until_read();
+                }
+                self.insert(&mut shard, buf);
             }
-            let needed = need.contains(&addr);
-            let requested = needed && !speculative;
-            let buf = Buf::new(addr, bytes, if requested { Demand::Requested } else { Demand::Prefetched });
-            along += u64::from(!needed);
-            prefetched += u64::from(!requested);
-            if requested {
-                held.push(buf.clone());
-            }
-            if with_others {
-                buf.stay_until_read();
-            }
-            self.insert(&mut shard, buf);
+            drop(shard);
+            ls.changed.notify_all();
         }
         if with_others {
             self.counters.group_reads.fetch_add(1, Ordering::Relaxed);
         }
         // Those of which it is counted later whether they were used.
         self.counters.group_blocks.fetch_add(prefetched, Ordering::Relaxed);
-        drop(shard);
         self.evict();
-        drop(held);
-        ls.changed.notify_all();
         along
     }
 
@@ -190,9 +228,8 @@ impl Cache {
     }
 }
 
-/// The range to read for the missing blocks of `need`, from the first to the last missing block of `window`, and the blocks
-/// of it that were missing and are now in flight. `None` if nothing of `need` is missing.
-fn claim_window(
+/// [`Cache::claim_window`] within one part of the cache.
+fn claim_in(
     ls: &LockedShard,
     need: &Range<BlockAddr>,
     window: &Range<BlockAddr>,

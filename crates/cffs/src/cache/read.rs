@@ -144,8 +144,8 @@ impl Cache {
                     Ok(buf)
                 }
                 None => {
-                    // One request for what is missing of the run, cut where the parts of the cache meet.
-                    let end = behind.min(block + self.transfer_blocks()).min(self.region_end(block));
+                    // One request for what is missing of the run.
+                    let end = behind.min(block + self.transfer_blocks());
                     self.counters.misses.fetch_add(1, Ordering::Relaxed);
                     // If that fails, the block alone: the others may be the ones that cannot be read.
                     let _ = self.fill(IoKind::Data, block..end, block..end, false);
