@@ -62,6 +62,8 @@ impl Cache {
             return self.fill_ahead(self.claim_ahead(requests));
         }
         for (cause, kind, range) in requests {
+            // A reader may be about to read what lies before it. If this overtakes it on a disk, both wait for the arm.
+            drop(range.start.checked_sub(1).and_then(|before| self.cached_or_wait(before)));
             let _span = self.tracer().span_for(cause, Kind::Readahead, [range.start, range.end - range.start, 0]);
             // The reader that needs the block meets a failure again, and reports it.
             let _ = self.fill(kind, range.clone(), range, true);
@@ -216,7 +218,9 @@ impl Cache {
             let end = (frag + frags).min(self.geo.total_frags());
             let (mut block, last) = (self.geo.block_of_frag(*frag), self.geo.block_of_frag(end.saturating_sub(1)));
             while block <= last {
-                let end = (last + 1).min(block + self.transfer_blocks()).min(self.region_end(block));
+                // What several devices read is claimed at once, each run in one part of the cache.
+                let most = if self.is_wide() { self.region_end(block) } else { u64::MAX };
+                let end = (last + 1).min(block + self.transfer_blocks()).min(most);
                 if !self.contains(block) {
                     requests.push((self.tracer().current(), IoKind::Data, block..end));
                 }

@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering;
 const FSYNC_LOG_MAX: usize = 64 << 10;
 /// Bytes fetched ahead of a sequential reader of a large file.
 const READ_AHEAD: u64 = 2 << 20;
+/// Shortest read of which two at a time keep a device busy, in bytes.
+const LONG_READ: usize = 512 << 10;
 /// Shortest write that counts as part of a stream, in bytes.
 const STREAM_WRITE: usize = 256 << 10;
 /// A stream is written back early once its dirty pages reach one in so many parts of the cache.
@@ -70,8 +72,14 @@ impl Fs {
         } else {
             0
         };
-        let n = file::read(&self.file_cx(), &st, offset, buf)?;
-        file::read_ahead(&self.file_cx(), &st, offset + n as u64..offset + n as u64 + ahead);
+        node.reads.fetch_add(1, Ordering::Relaxed);
+        let n = file::read(&self.file_cx(), &st, offset, buf);
+        let alone = node.reads.fetch_sub(1, Ordering::Relaxed) == 1;
+        let n = n?;
+        // Where a kernel has the next long read under way, it reads ahead by itself. The thread would overtake that read.
+        if alone || n < LONG_READ {
+            file::read_ahead(&self.file_cx(), &st, offset + n as u64..offset + n as u64 + ahead);
+        }
         node.last_read.store(offset + n as u64, Ordering::Relaxed);
         self.note_access(&node, &st);
         Ok(n)

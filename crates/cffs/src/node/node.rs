@@ -10,7 +10,7 @@ use crate::inode::{self, InodeLocation};
 use crate::journal::Txn;
 use crate::quota::InodeCharge;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// What of a node its lock protects.
 pub struct NodeState {
@@ -58,7 +58,9 @@ pub struct Node {
     pub lazy_since: AtomicI64,
     /// End of the last read: a read that goes on from there is sequential.
     pub last_read: AtomicU64,
-    /// The same of several readers, where more is read ahead.
+    /// Reads that are under way.
+    pub reads: AtomicU32,
+    /// The ends of the reads of several readers, where more is read ahead.
     pub readers: Readers,
 }
 
@@ -88,6 +90,7 @@ impl Node {
             pending_atime: AtomicI64::new(i64::MIN),
             lazy_since: AtomicI64::new(0),
             last_read: AtomicU64::new(0),
+            reads: AtomicU32::new(0),
             readers: Readers::default(),
         }
     }

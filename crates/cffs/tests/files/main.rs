@@ -14,6 +14,7 @@ mod large_writes;
 mod library;
 mod names;
 mod orphans;
+mod read_ahead;
 mod regroup;
 mod regroup_free_space;
 mod regroup_full;
