@@ -5,7 +5,8 @@
 //! Only directories that got something new are looked at, which placement remembers.
 //!
 //! A step brings strays back first: files that were written anew go to where their neighbours are, which left a gap there. That
-//! costs about a byte for each byte written. What is left comes together when half of the requests can be saved, and
+//! costs about a byte for each byte written. Where moves leave room, directories that were made later go there too. What is left comes together
+//! when half of the requests can be saved, or a third where room is left, and
 //! the credit suffices for all of it. To move a part of it was measured: with areas that are emptied into gaps for
 //! it, more requests are left than there were, and without them most are left. With the credit that is left then, free space is
 //! brought together, so that what is written next finds long free runs; but not where what is moved leaves room, because that would fill it.
