@@ -2,7 +2,7 @@
 
 use crate::common::observed::{Observed, Seen};
 use crate::common::plain::{clean, fresh, mount};
-use cffs::device::{Device, IoKind, Operation, Purpose};
+use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, OverlayDevice, Purpose};
 use cffs::{
     Caller, Error, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
     RegroupStatus, Usage,
@@ -479,47 +479,79 @@ fn maintenance_brings_strays_back() {
     clean(&dev, "strays brought back");
 }
 
-/// A directory that is made later lies elsewhere as a whole. It goes into the room that was left among its neighbours, and stays there.
-#[test]
-fn maintenance_ends_detours() {
-    const FILES: usize = 20;
+/// What is nobody's neighbour, and makes the credit that a step of maintenance waits for.
+fn write_large(fs: &Fs, name: &str) {
+    let a = fs.create(ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap();
+    assert_eq!(fs.write(ROOT, a.ino, 0, &[7; 512 << 10]).unwrap(), 512 << 10);
+    fs.forget(a.ino, 1);
+    fs.sync().unwrap();
+}
+
+/// Files of each directory that is made later.
+const LATER: usize = 20;
+
+/// An image with a tree in order, and a directory that was made later in each of its directories, with so many bytes in all. Returns what is there.
+fn with_detours() -> (Arc<MemoryDevice>, BTreeMap<String, Vec<u8>>, u64) {
     let dev = fresh(128 << 20, &MkfsOptions::default().group_size(128 << 10));
     let fs = mount(&dev);
     let mut all = aged_in_rounds(&fs, 200);
     maintain(&fs, Usage::Idle).expect("there is enough to do");
-    // What makes the credit that a step waits for, and is nobody's neighbour.
-    let large = |name: String| {
-        let a = fs.create(ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap();
-        assert_eq!(fs.write(ROOT, a.ino, 0, &[7; 512 << 10]).unwrap(), 512 << 10);
-        fs.forget(a.ino, 1);
-        fs.sync().unwrap();
-    };
     let mut bytes = 0;
     for d in 0..DIRS {
         let above = fs.lookup(ROOT_INO, format!("d{d}").as_bytes()).unwrap().ino;
         let dir = fs.mkdir(ROOT, above, b"later", 0o755).unwrap().ino;
-        for n in 0..FILES {
+        for n in 0..LATER {
             let a = fs.create(ROOT, dir, format!("f{n}").as_bytes(), 0o644).unwrap();
             fs.write(ROOT, a.ino, 0, &contents(n + d)).unwrap();
             fs.forget(a.ino, 1);
             all.insert(format!("d{d}/later/f{n}"), contents(n + d));
             bytes += contents(n + d).len().next_multiple_of(1024) as u64;
         }
-        large(format!("large{d}"));
+        write_large(&fs, &format!("large{d}"));
     }
+    fs.close().unwrap();
+    (dev, all, bytes)
+}
+
+/// A directory that is made later lies elsewhere as a whole. It goes into the room that was left among its neighbours, and stays there.
+#[test]
+fn maintenance_ends_detours() {
+    let (dev, all, bytes) = with_detours();
+    let fs = mount(&dev);
     let before = cold_requests(&fs, &all);
     let done = maintain(&fs, Usage::Idle).expect("there are detours");
-    assert!(done.files_moved as usize >= DIRS * FILES / 2, "many have room beside their way: {done:?}");
+    assert!(done.files_moved as usize >= DIRS * LATER / 2, "many have room beside their way: {done:?}");
     assert!(done.bytes_moved <= bytes + (done.blocks_moved << 12), "only what was made later moves: {done:?}");
     assert!(done.read.after < done.read.before * 0.7, "{done:?}");
     let after = cold_requests(&fs, &all);
     assert!(after < before, "{before} requests, then {after}: {done:?}");
-    (0..DIRS).for_each(|d| large(format!("larger{d}")));
+    (0..DIRS).for_each(|d| write_large(&fs, &format!("larger{d}")));
     let again = maintain(&fs, Usage::Idle).map_or(0, |again| again.files_moved);
     assert_eq!(again, 0, "they stay there");
     compare(&fs, &all);
     fs.close().unwrap();
     clean(&dev, "detours ended");
+}
+
+#[test]
+fn a_device_that_dies_while_detours_end_keeps_all_files() {
+    let (dev, all, _) = with_detours();
+    let mut died = 0;
+    for n in (1..16).chain([20, 30, 50, 80, 130]) {
+        let over = Arc::new(OverlayDevice::new(dev.clone()));
+        let failing = Arc::new(FailingDevice::new(over.clone()));
+        let fs = mount(&failing);
+        failing.set(Operation::Write, Fault::from_nth(n));
+        let handle = Regroup::new();
+        let outcome = fs.maintain(Usage::Idle, &|| true, &handle);
+        died += u64::from(outcome.is_err() || handle.status().outcome != Some(RegroupOutcome::Complete));
+        drop(fs);
+        let fs = mount(&over);
+        compare(&fs, &all);
+        fs.close().unwrap();
+        clean(&over, &format!("dead from write {n} on"));
+    }
+    assert!(died >= 10, "{died} deaths while it worked");
 }
 
 /// A handle that was stopped before it began.
