@@ -6,7 +6,8 @@ use std::os::unix::fs::MetadataExt;
 
 /// A segment of a request is a page of memory at least.
 const PAGE: usize = 4096;
-/// Requests have such multiples of bytes, if they are not shorter: the chunks of stripes and the pages of flash are none that are cut by this.
+/// Requests have such multiples of bytes. To make them shorter would cost more than the kernel's cuts: where memory lies together, one segment is more than
+/// a page.
 const UNIT: usize = 64 << 10;
 
 /// The longest request to a block device that the kernel does not cut, wherever the memory for it lies: `most` bytes at most. The kernel would
@@ -26,9 +27,7 @@ pub(crate) fn longest_request(file: &File, most: usize) -> usize {
 fn of_queue(segments: Option<usize>, kib: Option<usize>, most: usize) -> usize {
     let by_segments = segments.map_or(most, |n| n.saturating_mul(PAGE));
     let by_length = kib.map_or(most, |n| n.saturating_mul(1024));
-    let longest = most.min(by_segments).min(by_length);
-    let unit = if longest < UNIT { PAGE } else { UNIT };
-    (longest / unit * unit).max(PAGE)
+    (most.min(by_segments).min(by_length) / UNIT * UNIT).max(UNIT)
 }
 
 #[cfg(test)]
@@ -42,8 +41,12 @@ mod tests {
         assert_eq!(of(Some(127), Some(512)), 448);
         assert_eq!(of(Some(254), Some(4096)), 960);
         assert_eq!(of(Some(1024), Some(256)), 256);
-        assert_eq!(of(Some(8), Some(4096)), 32);
+        assert_eq!(
+            (of(Some(8), Some(4096)), of(Some(1), Some(4))),
+            (64, 64),
+            "what is shorter is for the kernel to cut"
+        );
         assert_eq!(of(Some(65_535), Some(4096)), 1024);
-        assert_eq!((of(None, None), of(Some(0), None)), (1024, 4));
+        assert_eq!((of(None, None), of(Some(0), None)), (1024, 64));
     }
 }

@@ -21,7 +21,12 @@ impl Cache {
     /// Marks the blocks of runs as in flight that are not there and not on their way. Returns these.
     pub(super) fn claim_ahead(&self, requests: Vec<ReadaheadRequest>) -> Vec<ReadaheadRequest> {
         let claim = |(cause, kind, range): ReadaheadRequest| {
-            let runs = self.shard(range.start).shard.lock().claim_missing(range);
+            let (mut runs, mut at) = (Vec::new(), range.start);
+            while at < range.end {
+                let end = range.end.min(self.region_end(at));
+                runs.extend(self.shard(at).shard.lock().claim_missing(at..end));
+                at = end;
+            }
             runs.into_iter().map(move |run| (cause, kind, run))
         };
         requests.into_iter().flat_map(claim).collect()

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 /// Number of independently locked parts; a power of two.
 pub(super) const SHARDS: usize = 64;
-/// log2 of the bytes of device space that map to one part, so that a transfer stays within one.
+/// log2 of the bytes of device space that map to one part, so that few transfers have blocks of two.
 const REGION_SHIFT: u32 = 22;
 /// Longest transfer in bytes.
 pub(super) const TRANSFER_MAX: u64 = 1 << 20;
@@ -40,9 +40,16 @@ pub(crate) struct CacheCounters {
 /// A run to be read ahead, what it is counted as, and what asked for it.
 pub(super) type ReadaheadRequest = (Cause, IoKind, Range<BlockAddr>);
 
+/// What is to be read ahead.
+pub(super) struct Ahead {
+    pub(super) requests: Vec<ReadaheadRequest>,
+    /// Their blocks are marked as in flight. The number of devices may change before they are read, so that says nothing of it.
+    pub(super) claimed: bool,
+}
+
 /// The way to the readahead thread, or to a queue that takes its place.
 pub(super) struct ReadaheadSender {
-    pub(super) send: mpsc::SyncSender<Vec<ReadaheadRequest>>,
+    pub(super) send: mpsc::SyncSender<Ahead>,
     pub(super) to_thread: bool,
 }
 
@@ -72,7 +79,7 @@ pub struct Cache {
     /// What the thread was asked for and has not read yet.
     pub(super) readahead_waits: AtomicUsize,
     /// What waits for [`Cache::readahead_step`], where that takes the place of the thread.
-    pub(super) readahead_queue: Mutex<Option<mpsc::Receiver<Vec<ReadaheadRequest>>>>,
+    pub(super) readahead_queue: Mutex<Option<mpsc::Receiver<Ahead>>>,
     pub(crate) counters: CacheCounters,
     /// There are completed writes that no flush has covered yet.
     pub(crate) unflushed: AtomicBool,

@@ -82,7 +82,7 @@ impl Cache {
     /// place, all of it in one batch, and is verified.
     pub fn read_runs(&self, runs: Vec<ReadRun<'_>>, verifier: Option<&dyn DataVerifier>) -> Result<()> {
         let fs = self.geo.frag_size();
-        let max = self.dev.max_request() / fs * fs;
+        let max = (self.dev.max_request() / fs * fs).max(fs);
         let mut requests: Vec<ReadRequest<'_>> = Vec::new();
         // Of each request the first fragment, on the device and of the file.
         let mut places: Vec<(FragAddr, u64)> = Vec::new();

@@ -1,6 +1,6 @@
 //! Readahead: a thread that reads groups, and the next parts of files, before somebody asks for them.
 
-use super::block_cache::{Cache, FilesOf, ReadaheadRequest, ReadaheadSender};
+use super::block_cache::{Ahead, Cache, FilesOf, ReadaheadRequest, ReadaheadSender};
 use super::buf::BufRef;
 use super::locality::DirExtents;
 use super::prefetch::{AHEAD_MAX, Prefetch, WIDTH_MAX};
@@ -23,16 +23,16 @@ const FILE_EACH: u64 = 16 << 20;
 impl Cache {
     /// Starts the readahead thread. It ends when the cache is dropped or [`Cache::stop_readahead`] is called.
     pub fn start_readahead(self: &Arc<Self>) {
-        let (send, receive) = mpsc::sync_channel::<Vec<ReadaheadRequest>>(QUEUE_MAX);
+        let (send, receive) = mpsc::sync_channel::<Ahead>(QUEUE_MAX);
         let weak = Arc::downgrade(self);
         *self.readahead.lock() = Some(ReadaheadSender { send, to_thread: true });
         let thread = std::thread::Builder::new().name("cffs-ahead".into()).spawn(move || {
-            while let Ok(requests) = receive.recv() {
+            while let Ok(Ahead { requests, claimed }) = receive.recv() {
                 let Some(cache) = weak.upgrade() else { break };
                 let _purpose = Purpose::Prefetch.scope();
-                match (cache.has_readahead(), cache.is_wide()) {
+                match (cache.has_readahead(), claimed) {
                     (true, true) => cache.fill_ahead(requests),
-                    (true, false) => cache.read_ahead(requests),
+                    (true, false) => cache.fill_each(requests),
                     // It is to end, and nobody will use what it was asked for.
                     (false, true) => cache.release_all(requests),
                     (false, false) => {}
@@ -53,7 +53,7 @@ impl Cache {
     /// Reads what is queued, so many requests at most, if [`Cache::queue_readahead`] was called.
     pub fn readahead_step(&self, most: usize) {
         let queue = self.readahead_queue.lock();
-        queue.iter().flat_map(|q| q.try_iter()).take(most).for_each(|requests| self.read_ahead(requests));
+        queue.iter().flat_map(|q| q.try_iter()).take(most).for_each(|ahead| self.read_ahead(ahead.requests));
     }
 
     fn read_ahead(&self, requests: Vec<ReadaheadRequest>) {
@@ -61,6 +61,11 @@ impl Cache {
         if self.is_wide() {
             return self.fill_ahead(self.claim_ahead(requests));
         }
+        self.fill_each(requests);
+    }
+
+    /// Reads what nobody has marked as in flight, one request after the other.
+    fn fill_each(&self, requests: Vec<ReadaheadRequest>) {
         for (cause, kind, range) in requests {
             // A reader may be about to read what lies before it. If this overtakes it on a disk, both wait for the arm.
             drop(range.start.checked_sub(1).and_then(|before| self.cached_or_wait(before)));
@@ -74,15 +79,15 @@ impl Cache {
     fn ask(&self, requests: Vec<ReadaheadRequest>) {
         let guard = self.readahead.lock();
         let Some(ReadaheadSender { send, to_thread }) = &*guard else { return };
-        let send = |requests| {
+        let send = |requests, claimed| {
             let waits = usize::from(*to_thread);
             self.readahead_waits.fetch_add(waits, Ordering::SeqCst);
-            send.try_send(requests).inspect_err(|_| {
+            send.try_send(Ahead { requests, claimed }).inspect_err(|_| {
                 self.readahead_waits.fetch_sub(waits, Ordering::SeqCst);
             })
         };
         if !self.is_wide() {
-            let _ = requests.into_iter().try_for_each(|request| send(vec![request]));
+            let _ = requests.into_iter().try_for_each(|request| send(vec![request], false));
             return;
         }
         // Whoever comes to them from now on waits for the thread, and does not read them a second time.
@@ -91,10 +96,10 @@ impl Cache {
             return;
         }
         // In one piece, so that all of them begin at the same time.
-        if let Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) = send(requests)
-            && *to_thread
+        if let Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) = send(requests, *to_thread)
+            && refused.claimed
         {
-            self.release_all(refused);
+            self.release_all(refused.requests);
         }
     }
 
@@ -218,9 +223,7 @@ impl Cache {
             let end = (frag + frags).min(self.geo.total_frags());
             let (mut block, last) = (self.geo.block_of_frag(*frag), self.geo.block_of_frag(end.saturating_sub(1)));
             while block <= last {
-                // What several devices read is claimed at once, each run in one part of the cache.
-                let most = if self.is_wide() { self.region_end(block) } else { u64::MAX };
-                let end = (last + 1).min(block + self.transfer_blocks()).min(most);
+                let end = (last + 1).min(block + self.transfer_blocks());
                 if !self.contains(block) {
                     requests.push((self.tracer().current(), IoKind::Data, block..end));
                 }

@@ -67,8 +67,9 @@ impl Fs {
         };
         let _purpose = Purpose::Regroup.scope();
         let _span = self.span(Kind::Regroup, [0; 3]);
-        let roots = self.roots_of(&dirs);
         let leaves_room = self.placement.leaves_room();
+        // A directory may lie in the room of what comes before it, and is read with that: alone it would seem to have come apart.
+        let roots = if leaves_room { vec![ROOT_INO] } else { self.roots_of(&dirs) };
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();
         let cx = self.move_cx(&learned);

@@ -9,17 +9,14 @@ use super::cost::{PARTS, Reader, groups_of};
 use super::files;
 use super::pace::Uncommitted;
 use super::stretch::{Item, read_all};
-use super::survey::price;
 use super::walk::{Visitor, walk};
 use crate::colocation::Order;
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino};
 use std::ops::Range;
 
-/// Bytes of a detour, at most. What is longer is the way itself.
+/// Bytes of a detour, at most, so that each request that is saved costs a megabyte at most. What is longer is the way itself.
 const LONGEST: u64 = 2 << 20;
-/// Bytes that are moved for each request that is saved, at most.
-const PRICE: u64 = 1 << 20;
 /// A reader who goes no farther than so many groups goes on.
 const NEAR_GROUPS: u64 = 4;
 
@@ -121,19 +118,18 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Brings a detour into the room beside the way, if it saves enough for its bytes.
+    /// Brings a detour into the room beside the way, if all of it has room there: what is not left altogether is gone to all the same.
     fn end(&mut self, detour: &Detour) -> Result<()> {
+        self.control.check()?;
         let cx = self.cx;
         let shift = cx.file.cache.geometry().frag_shift;
         let bytes = detour.items.iter().map(Item::frags).sum::<u64>() << shift;
         let left = self.limits.budget.saturating_sub(self.progress.bytes_moved);
-        if bytes > left || price(bytes, detour.cost) > PRICE {
+        if bytes > left {
             return Ok(());
         }
-        let windows = vec![detour.memory.clone(); detour.items.len()];
-        let places = files::allocate_in(&cx, &detour.items, &windows)?;
-        // What is not left altogether is gone to all the same.
-        if self.limits.dry_run || places.runs.iter().any(Vec::is_empty) {
+        let Some(places) = files::allocate_all_in(&cx, &detour.items, &detour.memory)? else { return Ok(()) };
+        if self.limits.dry_run {
             places.cancel(&cx);
             return Ok(());
         }

@@ -237,6 +237,21 @@ pub(super) fn allocate_in(cx: &MoveCtx<'_>, items: &[Item], windows: &[Vec<Range
     Ok(places)
 }
 
+/// Allocates a place for each item in the first of the windows that has room, in pieces where none has. `None` if one has no place.
+pub(super) fn allocate_all_in(cx: &MoveCtx<'_>, items: &[Item], windows: &[Range<FragAddr>]) -> Result<Option<Places>> {
+    let mut places = Places { runs: Vec::with_capacity(items.len()), copies: cx.file.space.copies() };
+    for item in items {
+        match places.allocate_pieces(cx, item.frags(), windows) {
+            Ok(runs) if !runs.is_empty() => places.runs.push(runs),
+            outcome => {
+                places.cancel(cx);
+                return outcome.map(|_| None);
+            }
+        }
+    }
+    Ok(Some(places))
+}
+
 fn anywhere(cx: &MoveCtx<'_>, near: BlockAddr, frags: u64) -> Result<Option<Run>> {
     cx.file.space.alloc_near(cx.file.cache.geometry().frag_of_block(near), frags, frags)
 }
