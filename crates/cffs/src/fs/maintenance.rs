@@ -2,7 +2,7 @@
 //!
 //! Each byte that programs write earns a *credit* of bytes that may be moved. So the
 //! device never writes much more for maintenance than for programs, and a file system that nobody writes to is left alone.
-//! Only directories that got something new are looked at, which placement remembers.
+//! Only directories that got something new are looked at, which placement remembers; where moves leave room, everything is.
 //!
 //! A step brings strays back first: files that were written anew go to where their neighbours are, which left a gap there. That
 //! costs about a byte for each byte written. Where moves leave room, directories that were made later go there too. What is left comes together
@@ -44,7 +44,7 @@ impl Fs {
         self.used.swap(false, Ordering::Relaxed)
     }
 
-    /// A step of maintenance in the directories that were written to since all of them were in order: strays come back, and if that leaves
+    /// A step of maintenance in the directories that were written to since all of them were in order, or in all where moves leave room: strays come back, and if that leaves
     /// much to be gained, everything there is regrouped. With the credit that is left, free space is brought together, unless room is left among what is moved. While somebody uses the
     /// file system that is left out, and it works a tenth of the time. `regroup` stops it, and so does `may`, which is asked every second. `None` if nothing
     /// was moved. At most 1.5 bytes are moved for each byte that was allocated. Without [`MetadataMode::Journal`] nothing is.

@@ -1,16 +1,18 @@
 //! What reading a sequence of places costs, in requests.
 
 use crate::format::{BlockAddr, Geometry, Run};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// Parts of a request in which costs are counted.
 pub const PARTS: u64 = 4;
+
 /// Counts what a reader pays who reads runs one after the other. A group is read as a whole, and stays in memory for a while; the
 /// group behind the last one costs a part of a request, because a walk in order reads several with one.
 #[derive(Clone)]
 pub(super) struct Reader {
-    /// Groups in memory, the one that was read last at the end.
-    memory: VecDeque<BlockAddr>,
+    /// Groups in memory: to look one up, because a stretch may lie in thousands, and in the order in which they were read.
+    memory: HashSet<BlockAddr>,
+    order: VecDeque<BlockAddr>,
     /// Most of them. `None`: those of the stretch.
     most: Option<usize>,
     /// Where the arm is.
@@ -21,7 +23,7 @@ pub(super) struct Reader {
 impl Reader {
     /// A reader who has read nothing, with memory for so many groups.
     pub fn new(most: usize) -> Reader {
-        Reader { memory: VecDeque::new(), most: Some(most.max(1)), last: None, cost: 0 }
+        Reader { memory: HashSet::new(), order: VecDeque::new(), most: Some(most.max(1)), last: None, cost: 0 }
     }
 
     /// A reader who has read nothing, and forgets each stretch with its end.
@@ -31,14 +33,16 @@ impl Reader {
 
     /// The same reader at the beginning of the next stretch, for which nothing is paid yet.
     pub fn going_on(&self) -> Reader {
-        let memory = if self.most.is_some() { self.memory.clone() } else { VecDeque::new() };
-        Reader { memory, cost: 0, ..*self }
+        match self.most {
+            Some(_) => Reader { cost: 0, ..self.clone() },
+            None => Reader { last: self.last, ..Reader::of_stretches() },
+        }
     }
 
     /// Reads the next run.
     pub fn read(&mut self, g: &Geometry, run: Run) {
         for group in groups_of(g, run) {
-            if self.has(group) {
+            if !self.memory.insert(group) {
                 // The arm stays where it is. Within a stretch alone that is no matter, and what is read in order is to be in order.
                 if self.most.is_none() {
                     self.last = Some(group);
@@ -48,9 +52,11 @@ impl Reader {
             let next = self.last.is_some_and(|last| last == group || last + g.group_blocks() == group);
             self.cost += if next { 1 } else { PARTS };
             self.last = Some(group);
-            self.memory.push_back(group);
-            if self.most.is_some_and(|most| self.memory.len() > most) {
-                self.memory.pop_front();
+            self.order.push_back(group);
+            if self.most.is_some_and(|most| self.order.len() > most)
+                && let Some(first) = self.order.pop_front()
+            {
+                self.memory.remove(&first);
             }
         }
     }
@@ -72,7 +78,7 @@ impl Reader {
 
     /// The groups in memory, the one that was read last first.
     pub fn memory(&self) -> impl Iterator<Item = BlockAddr> + '_ {
-        self.memory.iter().rev().copied()
+        self.order.iter().rev().copied()
     }
 }
 

@@ -4,7 +4,7 @@
 //! leave room, it is brought into the room of the groups that come before it: whoever comes to it has them in memory.
 
 use super::MoveCtx;
-use super::control::{Control, Limits, Progress};
+use super::control::{Control, Progress};
 use super::cost::{PARTS, Reader, groups_of};
 use super::files;
 use super::pace::Uncommitted;
@@ -20,26 +20,23 @@ const LONGEST: u64 = 2 << 20;
 /// A reader who goes no farther than so many groups goes on.
 const NEAR_GROUPS: u64 = 4;
 
-/// Brings the detours below the given directories into room beside the way. Goes on from the progress so far.
+/// Brings the detours below the given directories into room beside the way. Goes on from the progress so far, up to so many bytes in all.
 ///
 /// # Errors
 /// Those of the device and the journal, and what [`Control::check`] returns.
 pub(super) fn run(
     cx: &MoveCtx<'_>,
     roots: &[Ino],
-    limits: Limits,
+    budget: u64,
     control: &dyn Control,
     progress: &mut Progress,
 ) -> Result<()> {
-    let way = Way::from(cx.reader());
-    let mut planner = Planner { cx: *cx, limits, control, progress, way, uncommitted: Uncommitted::default() };
+    let mut uncommitted = Uncommitted::default();
     for root in roots {
-        planner.way = Way::from(cx.reader());
-        walk(cx, *root, &mut planner)?;
+        let (way, uncommitted) = (Way::from(cx.reader()), &mut uncommitted);
+        walk(cx, *root, &mut Planner { cx: *cx, budget, control, progress, way, uncommitted })?;
     }
-    planner.uncommitted.commit(cx)?;
-    control.report(planner.progress);
-    Ok(())
+    uncommitted.commit(cx).map(|_| ())
 }
 
 /// A detour, and where it may go.
@@ -110,11 +107,11 @@ impl Way {
 
 struct Planner<'a> {
     cx: MoveCtx<'a>,
-    limits: Limits,
+    budget: u64,
     control: &'a dyn Control,
     progress: &'a mut Progress,
     way: Way,
-    uncommitted: Uncommitted,
+    uncommitted: &'a mut Uncommitted,
 }
 
 impl Planner<'_> {
@@ -124,15 +121,11 @@ impl Planner<'_> {
         let cx = self.cx;
         let shift = cx.file.cache.geometry().frag_shift;
         let bytes = detour.items.iter().map(Item::frags).sum::<u64>() << shift;
-        let left = self.limits.budget.saturating_sub(self.progress.bytes_moved);
+        let left = self.budget.saturating_sub(self.progress.bytes_moved);
         if bytes > left {
             return Ok(());
         }
         let Some(places) = files::allocate_all_in(&cx, &detour.items, &detour.memory)? else { return Ok(()) };
-        if self.limits.dry_run {
-            places.cancel(&cx);
-            return Ok(());
-        }
         let (frags, files) = files::relocate(&cx, &detour.items, places, self.control)?;
         let moved = frags << shift;
         self.progress.files_moved += files;
@@ -148,14 +141,6 @@ impl Visitor for Planner<'_> {
     fn directory(&mut self, _ino: Ino) -> Result<bool> {
         self.control.check()?;
         Ok(true)
-    }
-
-    fn wants(&self) -> [bool; 2] {
-        [false, true]
-    }
-
-    fn block(&mut self, _dir: Ino, _lblock: u64, _addr: BlockAddr) -> Result<()> {
-        Ok(())
     }
 
     fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {

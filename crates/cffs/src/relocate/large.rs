@@ -12,7 +12,7 @@ use super::walk::{Visitor, walk};
 use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::extent::LOGICAL_END;
-use crate::format::{BlockAddr, Extent, FileType, Ino, Run};
+use crate::format::{Extent, FileType, Ino, Run};
 use crate::placement::STREAM_MIN;
 
 /// Files whose average piece is so long or longer stay: a disk reads such pieces nearly as fast as one.
@@ -225,14 +225,6 @@ impl Visitor for Large<'_> {
         self.control.check()?;
         self.progress.directories += 1;
         Ok(true)
-    }
-
-    fn wants(&self) -> [bool; 2] {
-        [false, true]
-    }
-
-    fn block(&mut self, _dir: Ino, _lblock: u64, _addr: BlockAddr) -> Result<()> {
-        Ok(())
     }
 
     fn file(&mut self, ino: Ino, size_in_bytes: u64, extents: &[Extent]) -> Result<()> {

@@ -98,7 +98,7 @@ pub fn run_by_need(
     }
     *progress = planner.progress;
     if planner.with_room {
-        detours::run(cx, roots, limits, control, progress)?;
+        detours::run(cx, roots, limits.budget, control, progress)?;
     }
     Ok(survey.saved == 0 && planner.waiting == 0)
 }

@@ -18,9 +18,13 @@ pub(super) trait Visitor {
     /// A directory was found. False: nothing below it is looked at.
     fn directory(&mut self, ino: Ino) -> Result<bool>;
     /// Whether blocks are asked for, and files.
-    fn wants(&self) -> [bool; 2];
+    fn wants(&self) -> [bool; 2] {
+        [false, true]
+    }
     /// Its next block: the number within the directory, and the address.
-    fn block(&mut self, dir: Ino, lblock: u64, addr: BlockAddr) -> Result<()>;
+    fn block(&mut self, _dir: Ino, _lblock: u64, _addr: BlockAddr) -> Result<()> {
+        Ok(())
+    }
     /// Its next file with data outside of the inode: the size in bytes, and the extents.
     fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()>;
     /// A file that is placed with those of a unit, which is not its directory.
