@@ -169,7 +169,7 @@ impl Mechanical {
                 parts.push(Request { write: r.write, start: first, sectors: most.min(r.end() - first) });
             }
         }
-        self.sweep(&mut parts);
+        self.sweep(&mut parts, |r| r.start);
         let mut end = now;
         for part in parts {
             end = end.max(self.one(now, part));
@@ -192,9 +192,9 @@ impl Mechanical {
     }
 
     /// Sorts requests into C-LOOK order: from the arm upwards, then from the lowest address on.
-    fn sweep(&self, parts: &mut [Request]) {
+    pub(crate) fn sweep<T>(&self, parts: &mut [T], start: impl Fn(&T) -> u64) {
         let here = self.cylinder;
-        parts.sort_by_key(|r| (self.layout.place(r.start).cylinder < here, r.start));
+        parts.sort_by_key(|part| (self.layout.place(start(part)).cylinder < here, start(part)));
     }
 
     fn one(&mut self, now: Ns, r: Request) -> Ns {
@@ -412,7 +412,7 @@ impl Mechanical {
             .map(|(start, end)| Request { write: true, start, sectors: end - start })
             .collect();
         self.cached = 0;
-        self.sweep(&mut parts);
+        self.sweep(&mut parts, |r| r.start);
         let end = parts.into_iter().fold(start, |at, r| self.put(at, r));
         self.free = self.free.max(end);
         end

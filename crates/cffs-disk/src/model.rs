@@ -23,6 +23,13 @@ impl Model {
         }
     }
 
+    /// Sorts what was issued at the same time, each at its first sector, into the order in which it is served.
+    pub fn sort<T>(&self, issued: &mut [T], start: impl Fn(&T) -> u64) {
+        if let Model::Mechanical(disk) = self {
+            disk.sweep(issued, start);
+        }
+    }
+
     /// Flushes the write cache at `now`. Returns when that completes.
     pub fn flush(&mut self, now: Ns) -> Ns {
         match self {

@@ -3,8 +3,10 @@
 //! In virtual time nobody waits for the disk; a clock adds up what it would have taken. A request is issued, as far as the model
 //! is concerned, when the last answer was given that came before it: so requests that are there at the same time share the
 //! disk's queue, and those of a program that waits for each answer do not. An answer is delayed for a moment of real time, so
-//! that what was issued together arrives together. In real time each answer waits until the disk would have given it.
+//! that what was issued together arrives together, and the disk serves it in its own order: the file is served by several threads, which
+//! would mix what the kernel has sent in order. In real time each answer waits until the disk would have given it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,6 +49,58 @@ struct State {
     answered: Ns,
     /// When all are done.
     done: Ns,
+    /// What is to be served, by its number.
+    waiting: Vec<(u64, Job)>,
+    /// When those that were served end, which are not answered yet.
+    ends: BTreeMap<u64, Ns>,
+    /// Jobs until now.
+    jobs: u64,
+}
+
+/// What a disk is asked for.
+#[derive(Clone, Copy)]
+enum Work {
+    Request(Request),
+    Flush,
+}
+
+#[derive(Clone, Copy)]
+struct Job {
+    work: Work,
+    issued: Ns,
+}
+
+impl State {
+    fn serve(&mut self, job: Job) -> Ns {
+        let end = match job.work {
+            Work::Request(request) => self.model.serve(job.issued, &[request]),
+            Work::Flush => self.model.flush(job.issued),
+        };
+        self.done = self.done.max(end);
+        end
+    }
+
+    /// Serves all that waits: what lies between two flushes in the order of the disk.
+    fn serve_waiting(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for together in waiting.chunk_by(|(_, a), (_, b)| !a.is_flush() && !b.is_flush()) {
+            let mut together = together.to_vec();
+            self.model.sort(&mut together, |(_, job)| match job.work {
+                Work::Request(request) => request.start,
+                Work::Flush => 0,
+            });
+            for (number, job) in together {
+                let end = self.serve(job);
+                self.ends.insert(number, end);
+            }
+        }
+    }
+}
+
+impl Job {
+    fn is_flush(self) -> bool {
+        matches!(self.work, Work::Flush)
+    }
 }
 
 /// How long an answer is delayed in virtual time.
@@ -55,7 +109,15 @@ const TOGETHER: Duration = Duration::from_micros(60);
 impl TimedDisk {
     /// `realtime`: answers wait.
     pub fn new(contents: Sparse, model: Model, realtime: bool) -> Self {
-        let state = State { model, counters: Counters::default(), answered: 0, done: 0 };
+        let state = State {
+            model,
+            counters: Counters::default(),
+            answered: 0,
+            done: 0,
+            waiting: Vec::new(),
+            ends: BTreeMap::new(),
+            jobs: 0,
+        };
         TimedDisk { contents, began: realtime.then(Instant::now), state: Mutex::new(state) }
     }
 
@@ -69,23 +131,29 @@ impl TimedDisk {
         self.state.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
-    /// Does the work between the request's issue and its end.
-    fn charge<T>(&self, cost: impl FnOnce(&mut Model, Ns) -> Ns, work: impl FnOnce() -> T) -> T {
-        let real = self.began.map(|began| began.elapsed().as_nanos() as Ns);
-        let end = {
-            let mut state = self.lock();
-            let issued = real.unwrap_or(state.answered);
-            let end = cost(&mut state.model, issued);
-            state.done = state.done.max(end);
-            end
-        };
-        let result = work();
-        match self.began {
-            Some(began) => std::thread::sleep(Duration::from_nanos(end).saturating_sub(began.elapsed())),
-            None => std::thread::sleep(TOGETHER),
+    /// Moves the bytes between the issue of what the disk is asked for and its end.
+    fn charge<T>(&self, work: Work, bytes: impl FnOnce() -> T) -> T {
+        if let Some(began) = self.began {
+            let end = self.lock().serve(Job { work, issued: began.elapsed().as_nanos() as Ns });
+            let result = bytes();
+            std::thread::sleep(Duration::from_nanos(end).saturating_sub(began.elapsed()));
+            return result;
         }
+        let number = {
+            let mut state = self.lock();
+            state.jobs += 1;
+            let job = (state.jobs, Job { work, issued: state.answered });
+            state.waiting.push(job);
+            job.0
+        };
+        let result = bytes();
+        std::thread::sleep(TOGETHER);
         let mut state = self.lock();
-        state.answered = state.answered.max(end);
+        if !state.ends.contains_key(&number) {
+            state.serve_waiting();
+        }
+        let end = state.ends.remove(&number);
+        state.answered = state.answered.max(end.unwrap_or_default());
         result
     }
 
@@ -110,18 +178,18 @@ impl Medium for TimedDisk {
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let request = Request::read(offset, buf.len() as u64);
         self.count(request);
-        self.charge(|model, now| model.serve(now, &[request]), || self.contents.read(offset, buf))
+        self.charge(Work::Request(request), || self.contents.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let request = Request::write(offset, data.len() as u64);
         self.count(request);
-        self.charge(|model, now| model.serve(now, &[request]), || self.contents.write(offset, data))
+        self.charge(Work::Request(request), || self.contents.write(offset, data))
     }
 
     fn flush(&self) -> io::Result<()> {
         self.lock().counters.flushes += 1;
-        self.charge(|model, now| model.flush(now), || self.contents.flush())
+        self.charge(Work::Flush, || self.contents.flush())
     }
 }
 
@@ -160,9 +228,13 @@ mod tests {
     use super::*;
 
     fn disk(realtime: bool) -> (tempfile::TempDir, TimedDisk) {
+        disk_of("volume-1ms", realtime)
+    }
+
+    fn disk_of(profile: &str, realtime: bool) -> (tempfile::TempDir, TimedDisk) {
         let dir = tempfile::tempdir().unwrap();
         let contents = Sparse::create(&dir.path().join("image"), 16 << 20).unwrap();
-        let model = profiles::find("volume-1ms").unwrap().model();
+        let model = profiles::find(profile).unwrap().model();
         (dir, TimedDisk::new(contents, model, realtime))
     }
 
@@ -185,11 +257,29 @@ mod tests {
     fn requests_at_the_same_time_share_the_latency() {
         let (_dir, disk) = disk(false);
         // The second is issued while the first is worked on.
-        disk.charge(
-            |model, now| model.serve(now, &[Request::read(0, 4096)]),
-            || disk.read(1 << 20, &mut [0; 4096]).unwrap(),
-        );
+        disk.charge(Work::Request(Request::read(0, 4096)), || disk.read(1 << 20, &mut [0; 4096]).unwrap());
         assert!(disk.counters().time < 1_500_000, "{} ns", disk.counters().time);
+    }
+
+    #[test]
+    fn requests_at_the_same_time_are_served_in_the_order_of_the_disk() {
+        let time = |first, second| {
+            let (_dir, disk) = disk_of("hdd-2026", false);
+            let read = |at| Work::Request(Request::read(at, 64 << 10));
+            disk.charge(read(first), || disk.charge(read(second), || ()));
+            disk.counters().time
+        };
+        assert_eq!(time(64 << 10, 0), time(0, 64 << 10));
+    }
+
+    #[test]
+    fn a_flush_waits_for_what_came_before_it() {
+        let (_dir, disk) = disk(false);
+        disk.charge(Work::Request(Request::write(0, 8 << 20)), || disk.flush().unwrap());
+        let written = disk.counters().time;
+        assert!(written > 8 * (1 << 20) * 8, "{written} ns: at most 125 MB/s");
+        disk.flush().unwrap();
+        assert!(disk.counters().time > written);
     }
 
     #[test]

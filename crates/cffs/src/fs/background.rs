@@ -1,8 +1,6 @@
 //! The background thread's state.
 
-use crate::node::Node;
 use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
 
 /// The thread that writes back and commits from time to time.
 #[derive(Default)]
@@ -16,6 +14,4 @@ pub(super) struct Background {
 pub(super) struct BackgroundState {
     pub(super) stop: bool,
     pub(super) woken: bool,
-    /// Files with long writes in progress and enough dirty pages to start writing them back.
-    pub(super) streams: Vec<Arc<Node>>,
 }

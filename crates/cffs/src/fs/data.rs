@@ -21,15 +21,6 @@ const READ_AHEAD: u64 = 2 << 20;
 const LONG_READ: usize = 512 << 10;
 /// Shortest write that counts as part of a stream, in bytes.
 const STREAM_WRITE: usize = 256 << 10;
-/// A stream is written back early once its dirty pages reach one in so many parts of the cache.
-const STREAM_DIVISOR: usize = 32;
-/// So many of the longest requests of the device are written back together, where that is at most one in so many parts of the cache.
-const REQUESTS_EACH: usize = 4;
-const STREAM_WIDE_DIVISOR: usize = 8;
-/// On a device that is several, a batch of a stream is at least and at most one in so many parts of the cache: as many as may be in flight
-/// are half of it.
-const BATCH_LEAST_DIVISOR: usize = 16;
-const BATCH_MOST_DIVISOR: usize = 8;
 
 /// Fails if the file cannot be written from this offset on.
 fn may_write(st: &NodeState, offset: u64) -> Result<()> {
@@ -145,30 +136,23 @@ impl Fs {
     /// After a write of `len` bytes: starts writeback of a file with long writes while the program produces more,
     /// instead of waiting until memory is full. If the device lags, dirty pages accumulate and get longer extents.
     fn start_writeback(&self, node: &Arc<Node>, len: usize) {
-        if len < STREAM_WRITE || !self.opts.background {
+        if len < STREAM_WRITE {
             return;
         }
-        let pages = node.state.read().data.waiting_pages();
-        let bytes = pages << self.geo.block_shift;
-        if let Some(streams) = &self.streams {
-            if bytes >= self.opts.cache_bytes / BATCH_LEAST_DIVISOR {
-                let most = self.opts.cache_bytes / BATCH_MOST_DIVISOR;
-                // Whole stripes, of which each device has as much to write.
-                let stripe = (self.cache.device().stripe() as usize).clamp(1, most.max(1));
-                let most = most - most % stripe;
-                streams.start(|| {
-                    let begun = writeback::begin_beside(&self.file_cx(), node, most >> self.geo.block_shift);
-                    // Whoever can make room for it, or keeps the error for fsync, tries again.
-                    begun.inspect_err(|_| self.wake_background()).ok().flatten()
-                });
-            }
+        let Some(streams) = &self.streams else { return };
+        let (least, most) = streams.batch_bytes(self.opts.cache_bytes, self.cache.max_request());
+        let dirty = node.state.read().data.waiting_pages() << self.geo.block_shift;
+        if dirty < least {
             return;
         }
-        // A device that takes longer requests gets longer ones.
-        let wide = (self.cache.max_request() * REQUESTS_EACH).min(self.opts.cache_bytes / STREAM_WIDE_DIVISOR);
-        if bytes >= (self.opts.cache_bytes / STREAM_DIVISOR).max(wide) {
-            self.write_back_stream(node);
-        }
+        // Whole stripes, of which each device has as much to write.
+        let stripe = (self.cache.device().stripe() as usize).clamp(1, most.max(1));
+        let most = most - most % stripe;
+        streams.start(dirty, || {
+            let begun = writeback::begin_beside(&self.file_cx(), node, most >> self.geo.block_shift);
+            // Whoever can make room for it, or keeps the error for fsync, tries again.
+            begun.inspect_err(|_| self.wake_background()).ok().flatten()
+        });
     }
 
     /// Writes back a file whose pages were changed when there was too little space to reserve blocks for its extent tree.

@@ -22,24 +22,17 @@ impl Fs {
             let mut last = Instant::now();
             loop {
                 let Some(fs) = weak.upgrade() else { return };
-                let (streams, woken) = {
+                {
                     let mut s = fs.background.state.lock();
-                    if !s.stop && !s.woken && s.streams.is_empty() {
+                    if !s.stop && !s.woken {
                         fs.background.wake.wait_for(&mut s, interval.saturating_sub(last.elapsed()));
                     }
                     if s.stop {
                         return;
                     }
-                    (std::mem::take(&mut s.streams), std::mem::take(&mut s.woken))
-                };
-                let _span = fs.span(Kind::Background, [0; 3]);
-                if !streams.is_empty() {
-                    let cx = FileCtx { lazy: fs.opts.lazytime, ..fs.file_cx() };
-                    let _ = writeback::write_back(&cx, streams);
-                    if !woken && last.elapsed() < interval {
-                        continue;
-                    }
+                    s.woken = false;
                 }
+                let _span = fs.span(Kind::Background, [0; 3]);
                 last = Instant::now();
                 fs.write_back_and_commit();
             }
@@ -49,7 +42,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Starts the threads that write batches of files with long writes, on several devices.
+    /// Starts the threads that write batches of files with long writes.
     pub(super) fn start_streams(self: &Arc<Self>) -> Result<()> {
         let Some(streams) = &self.streams else { return Ok(()) };
         let weak = Arc::downgrade(self);
@@ -113,21 +106,8 @@ impl Fs {
         }
     }
 
-    /// Asks the background thread to start writing back this file, which is still being written.
-    pub(super) fn write_back_stream(&self, node: &Arc<Node>) {
-        let mut s = self.background.state.lock();
-        if !s.stop && !s.streams.iter().any(|n| Arc::ptr_eq(n, node)) {
-            s.streams.push(node.clone());
-            self.background.wake.notify_one();
-        }
-    }
-
     pub(super) fn stop_background(&self) {
-        {
-            let mut s = self.background.state.lock();
-            s.stop = true;
-            s.streams.clear();
-        }
+        self.background.state.lock().stop = true;
         self.background.wake.notify_all();
         if let Some(thread) = self.background.thread.lock().take() {
             // This may be the background thread itself, if it drops the last reference.

@@ -3,6 +3,7 @@
 use super::background::Background;
 use super::credit::Credit;
 use super::orphan_list::OrphanList;
+use super::streams::Streams;
 use super::{Fs, FsDevice, MetadataMode, MountOptions, now};
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
@@ -307,7 +308,7 @@ impl Fs {
         let crashed = sb.state != State::Clean;
         unused_is_stored.fetch_or(crashed && !read_only, Ordering::Relaxed);
         mark_mounted(&*dev, log_dyn.as_deref(), &mut sb, replayed.header, &opts)?;
-        let streams = (opts.background && !read_only && dev.width() > 1).then(Arc::default);
+        let streams = (opts.background && !read_only).then(|| Arc::new(Streams::new(dev.width())));
         let fs = Arc::new(Fs {
             dev,
             log_dev,

@@ -1,6 +1,7 @@
-//! Writing back files with long writes, on a device that is several: more than one batch is in flight.
+//! Writing back files with long writes: more than one batch is in flight.
 //!
-//! A batch ends with the slowest of the devices. With one batch at a time all others would be idle until then. So the thread that writes
+//! With one batch at a time the device would be idle while the next one is collected and its checksums are computed, and of several devices
+//! all until the slowest one is done. So the thread that writes
 //! collects the next one meanwhile, and threads of the file system write and commit them. How many there are, and how long each is, bounds the memory.
 
 use crate::file::writeback::Batch;
@@ -13,9 +14,22 @@ use std::thread::JoinHandle;
 /// Batches in flight. While one is at its end, and the next one is collected, the others keep the devices busy.
 const IN_FLIGHT_MAX: usize = 4;
 
+/// How much is written at a time: a batch is at least and at most one in so many parts of the cache.
+struct Parts {
+    least: usize,
+    most: usize,
+}
+
+/// With a quarter of the cache in flight, and a quarter that waits, a writer does not have to wait for memory as long as the device keeps up.
+const ONE_DEVICE: Parts = Parts { least: 32, most: 16 };
+/// Half of the cache, of which each device has its part.
+const SEVERAL_DEVICES: Parts = Parts { least: 16, most: 8 };
+/// A batch is at least so many of the longest requests of the device: one that takes longer requests gets longer ones.
+const REQUESTS_EACH: usize = 4;
+
 /// Batches on their way, and the threads that write them.
-#[derive(Default)]
 pub(super) struct Streams {
+    parts: Parts,
     state: Mutex<State>,
     /// Signalled when there is a batch to write, or no more will come.
     begun: Condvar,
@@ -30,6 +44,8 @@ struct State {
     /// Batches that have not ended, and their bytes.
     in_flight: usize,
     bytes: usize,
+    /// Dirty bytes, in none of them, of the file that asked last.
+    behind: usize,
     stop: bool,
 }
 
@@ -50,11 +66,29 @@ impl Drop for InFlight<'_> {
 }
 
 impl Streams {
-    /// Begins a batch, if one more may be in flight. Says nothing about whether there was one.
-    pub(super) fn start(&self, collect: impl FnOnce() -> Option<Batch>) {
+    /// For a device that is so many.
+    pub(super) fn new(width: usize) -> Streams {
+        Streams {
+            parts: if width > 1 { SEVERAL_DEVICES } else { ONE_DEVICE },
+            state: Mutex::default(),
+            begun: Condvar::new(),
+            ended: Condvar::new(),
+            threads: Mutex::default(),
+        }
+    }
+
+    /// Bytes of a batch at least and at most, with such a cache and longest request.
+    pub(super) fn batch_bytes(&self, cache_bytes: usize, max_request: usize) -> (usize, usize) {
+        let most = cache_bytes / self.parts.most;
+        ((cache_bytes / self.parts.least).max((max_request * REQUESTS_EACH).min(most)), most)
+    }
+
+    /// Begins a batch of a file with so many dirty bytes, if one more may be in flight. Says nothing about whether there was one.
+    pub(super) fn start(&self, dirty: usize, collect: impl FnOnce() -> Option<Batch>) {
         {
             let mut state = self.state.lock();
             if state.stop || state.in_flight >= IN_FLIGHT_MAX {
+                state.behind = dirty;
                 return;
             }
             state.in_flight += 1;
@@ -64,14 +98,16 @@ impl Streams {
         std::mem::forget(place);
         let mut state = self.state.lock();
         state.bytes += batch.bytes();
+        state.behind = dirty.saturating_sub(batch.bytes());
         state.waiting.push_back(batch);
         drop(state);
         self.begun.notify_one();
     }
 
-    /// Bytes in flight.
+    /// Bytes in flight, or of a file whose next batch begins when one of these has ended.
     pub(super) fn bytes(&self) -> usize {
-        self.state.lock().bytes
+        let state = self.state.lock();
+        state.bytes + if state.in_flight > 0 { state.behind } else { 0 }
     }
 
     /// Waits while this is so and something is in flight.
