@@ -145,16 +145,16 @@ impl Kind {
         Ok(Mounted { guard, daemon, kind: self, root: root.to_path_buf() })
     }
 
-    /// The program that brings the files of this one together where it is mounted, with its words.
-    fn defragmenter(self, cffs: &Path) -> Option<(PathBuf, &'static [&'static str])> {
-        let (program, words): (&str, &[&str]) = match self {
-            Kind::Cffs => return Some((cffs.to_path_buf(), &["regroup"])),
-            Kind::Ext4 => ("e4defrag", &[]),
-            Kind::Xfs => ("xfs_fsr", &[]),
-            Kind::Btrfs => ("btrfs", &["filesystem", "defragment", "-r"]),
+    /// The program that brings the files of this one together where it is mounted, with the words of each call.
+    fn defragmenter(self, cffs: &Path) -> Option<(PathBuf, &'static [&'static [&'static str]])> {
+        let (program, calls): (&str, &[&[&str]]) = match self {
+            Kind::Cffs => return Some((cffs.to_path_buf(), &[&["regroup"], &["regroup", "--free-space"]])),
+            Kind::Ext4 => ("e4defrag", &[&[]]),
+            Kind::Xfs => ("xfs_fsr", &[&[]]),
+            Kind::Btrfs => ("btrfs", &[&["filesystem", "defragment", "-r"]]),
             Kind::Fuse2fs => return None,
         };
-        find_program(program).map(|found| (found, words))
+        find_program(program).map(|found| (found, calls))
     }
 
     /// Whether its files can be brought together here.
@@ -162,15 +162,17 @@ impl Kind {
         self.defragmenter(cffs).is_some()
     }
 
-    /// Brings the files of a mounted one together with its own program: a regroup, or a defragmenter.
+    /// Brings the files of a mounted one together with its own program: a regroup of files and then of free space, or a defragmenter.
     ///
     /// # Errors
     /// When there is no such program, or it fails.
     pub fn defragment(self, cffs: &Path, root: &Path) -> Result<()> {
-        let (program, words) = self.defragmenter(cffs).with_context(|| format!("{self} has no defragmenter here"))?;
-        let mut command = Command::new(program);
-        command.args(words).arg(root);
-        run_command(command, Duration::from_secs(600)).map(drop)
+        let (program, calls) = self.defragmenter(cffs).with_context(|| format!("{self} has no defragmenter here"))?;
+        calls.iter().try_for_each(|words| {
+            let mut command = Command::new(&program);
+            command.args(*words).arg(root);
+            run_command(command, Duration::from_secs(600)).map(drop)
+        })
     }
 
     /// Checks an unmounted device with its own program.

@@ -1,5 +1,6 @@
 //! The engine with the open files of a test: applies operations as a program would, by looking paths up.
 
+use crate::log_layout;
 use crate::model::acl;
 use crate::model_driver;
 use crate::ops::{Op, Path, RegroupHow, SLOTS, colocation_value};
@@ -137,6 +138,14 @@ impl EngineDriver {
             entries.iter().for_each(|e| self.fs.forget(e.ino, 1));
         }
         listed.map(|()| entries)
+    }
+
+    /// Deletes all snapshots of the log disk; false if there were none.
+    ///
+    /// # Errors
+    /// Those of the log disk.
+    pub fn delete_snapshots(&self) -> io::Result<bool> {
+        self.log_disk.as_ref().map_or(Ok(false), |disk| log_layout::delete_snapshots(disk))
     }
 
     /// Applies an operation (one that the model has not skipped).

@@ -111,6 +111,17 @@ impl LogLayout {
     }
 }
 
+/// Deletes all snapshots; false if there were none.
+///
+/// # Errors
+/// Those of the log disk.
+pub fn delete_snapshots(disk: &LogDisk) -> io::Result<bool> {
+    let all = disk.snapshots();
+    all.iter().try_for_each(|s| disk.delete_snapshot(s.id))?;
+    while disk.delete_step(1000)? {}
+    Ok(!all.is_empty())
+}
+
 /// Whether an image has a superblock of a log disk.
 pub fn is_log_disk(trace: &Trace) -> bool {
     let image = &trace.images()[0];

@@ -485,7 +485,12 @@ impl SideBySide {
         };
         again(&mut self)?;
         self.verify().map_err(|t| format!("after unmount and mount: {t}"))?;
-        remove_all(&self.engine.fs)?;
+        if let Err(text) = remove_all(&self.engine.fs) {
+            // While there are snapshots, also deleting takes space. Without them it never does.
+            let deleted = self.engine.delete_snapshots().map_err(|e| format!("{text}; deleting the snapshots: {e}"))?;
+            ensure(self.setup.may_fill && deleted, || text)?;
+            remove_all(&self.engine.fs)?;
+        }
         self.engine.fs.sync().map_err(|e| format!("sync: {e}"))?;
         self.state = State::default();
         self.unmount_and_check().map_err(|t| format!("emptied: {t}"))?;

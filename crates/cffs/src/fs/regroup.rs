@@ -316,7 +316,7 @@ fn move_all(
     }
     let mut progress = Progress::default();
     if options.free_space {
-        relocate::bring_free_space_together(cx, limits, Gaps::BestFit, control, &mut progress)?;
+        relocate::bring_free_space_together(cx, limits, Gaps::InOrder, control, &mut progress)?;
     }
     if options.large {
         relocate::bring_large_files_together(cx, roots, limits, control, &mut progress)?;

@@ -7,7 +7,7 @@ use super::stretch::Item;
 use super::walk::{Visitor, external, walk};
 use super::{MoveCtx, files, names};
 use crate::error::{Error, Result};
-use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO, Run};
+use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO};
 use crate::space::SetAside;
 use std::ops::Range;
 
@@ -20,9 +20,8 @@ const BATCH_DIVISOR: u64 = 16;
 /// Where files go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gaps {
-    /// Those that are read one after the other go to where there is room for all of them, so they stay together. That
-    /// takes the longest gaps.
-    Together,
+    /// Those that are read one after the other go into one gap, as many as it has room for, so they stay together. That takes the longest gaps.
+    InOrder,
     /// Each goes into the gap that fits it best, so the longest ones are left for the next files.
     BestFit,
 }
@@ -113,19 +112,12 @@ impl Evacuation<'_> {
         self.finish_batch(frags, moved)
     }
 
-    /// New places. Files that have none together go into the gaps that fit best.
+    /// New places.
     fn allocate(&self, items: &[Item]) -> Result<files::Places> {
-        let near = self.g.group_of(self.g.block_of_frag(items[0].runs[0].start));
-        if self.gaps == Gaps::Together
-            && let Some(places) = files::allocate(&self.cx, items, near, 0)?
-        {
-            let is_inside = |run: &Run| self.parts.iter().any(|p| run.start < p.end && p.start < run.end());
-            if !places.all().any(|run| is_inside(&run)) {
-                return Ok(places);
-            }
-            places.cancel(&self.cx);
+        match self.gaps {
+            Gaps::InOrder => files::allocate_gaps_in_order(&self.cx, items, self.parts),
+            Gaps::BestFit => files::allocate_gaps(&self.cx, items, self.parts),
         }
-        files::allocate_gaps(&self.cx, items, self.parts)
     }
 
     fn move_names(&mut self) -> Result<()> {

@@ -86,6 +86,41 @@ impl Places {
         Ok(Vec::new())
     }
 
+    /// A place for so many of the `left` fragments that are reserved: in this gap, or in the next one, or in pieces where none is so long.
+    fn next_in_order(
+        &self,
+        cx: &MoveCtx<'_>,
+        frags: u64,
+        left: u64,
+        gap: &mut Run,
+        avoid: &[Range<FragAddr>],
+    ) -> Result<Vec<Run>> {
+        let reservation = self.copies.reservation();
+        if gap.len < frags {
+            self.return_gap(cx, gap);
+            if let Some(next) = cx.file.space.alloc_gap(left, avoid)? {
+                reservation.allocated(next.len);
+                *gap = next;
+            }
+        }
+        if gap.len < frags {
+            self.return_gap(cx, gap);
+            reservation.release(frags);
+            return self.fill_gaps(cx, frags, avoid);
+        }
+        let run = Run { len: frags, ..*gap };
+        *gap = Run { start: run.end(), len: gap.len - frags };
+        Ok(vec![run])
+    }
+
+    /// Gives back what is left of a gap.
+    fn return_gap(&self, cx: &MoveCtx<'_>, gap: &mut Run) {
+        let left = std::mem::replace(gap, Run { start: 0, len: 0 });
+        if left.len > 0 {
+            cancel(cx, self.copies.reservation(), left);
+        }
+    }
+
     /// Gives the place of one item back.
     pub fn give_up(&mut self, cx: &MoveCtx<'_>, item: usize) {
         let reservation = self.copies.reservation();
@@ -219,6 +254,33 @@ pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<Fra
         }
     }
     Ok(places)
+}
+
+/// The same in the order of the items: as many as it has room for go into the longest gap, those behind them into the next one. So a reader in
+/// order comes to few places.
+pub(super) fn allocate_gaps_in_order(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<FragAddr>]) -> Result<Places> {
+    let mut places = Places { runs: Vec::with_capacity(items.len()), copies: cx.file.space.copies() };
+    let mut left: u64 = items.iter().map(Item::frags).sum();
+    match places.copies.reservation().reserve(left, false) {
+        Err(Error::NoSpace) => return allocate_gaps(cx, items, avoid),
+        outcome => outcome?,
+    }
+    let mut gap = Run { start: 0, len: 0 };
+    let outcome = items.iter().try_for_each(|item| {
+        let frags = item.frags();
+        let runs = places.next_in_order(cx, frags, left, &mut gap, avoid)?;
+        places.runs.push(runs);
+        left -= frags;
+        Ok(())
+    });
+    places.return_gap(cx, &mut gap);
+    match outcome {
+        Ok(()) => Ok(places),
+        Err(e) => {
+            places.cancel(cx);
+            Err(e)
+        }
+    }
 }
 
 /// Allocates a place for each item in the first of its windows that has room; where none has, in pieces. Those without a place get

@@ -288,7 +288,7 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         let limits = Limits { budget: self.limits.budget.min(2 * moved), ..self.limits };
-        let outcome = free_space::run(&self.cx, limits, Gaps::Together, self.control, &mut self.progress);
+        let outcome = free_space::run(&self.cx, limits, Gaps::InOrder, self.control, &mut self.progress);
         // That is told those who ask for nothing else.
         self.progress.free_runs = None;
         self.report();

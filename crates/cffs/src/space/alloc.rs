@@ -238,7 +238,7 @@ impl Space {
     }
 
     /// Allocates exactly `blocks` blocks of data in one run near `goal`, or anywhere. Unlike [`Space::alloc_blocks_near`] it looks at
-    /// all allocation groups, and takes no piece where one of them has the whole. Reservations end as with [`Space::alloc_near`].
+    /// all allocation groups that may have it, and takes no piece where one of them has the whole. Reservations end as with [`Space::alloc_near`].
     pub fn alloc_blocks_whole(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let most = self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks());
@@ -246,7 +246,8 @@ impl Space {
             return Ok(None);
         };
         let goal = goal.min(self.g.total_blocks - 1);
-        let found = self.search(self.g.ag_of(goal), false, |group, here| {
+        let worth = |ag: &u64| self.may_have_run(*ag, u64::from(want));
+        let found = self.search_among(self.g.ag_of(goal), false, worth, |group, here| {
             let from = if here { ((goal << shift) - group.start()) as u32 } else { 0 };
             self.with_free_set(group, |set| {
                 let start = set.find_fit(from, want, shift)?;

@@ -38,8 +38,14 @@ impl Space {
             let unknown = self.loaded_group(*ag).is_none();
             (unknown, !self.may_have_run(*ag, need), !self.may_have_run(*ag, enough))
         });
-        for ag in around {
-            match self.with_free_set(&self.alloc_group(ag), |set| set.longest(need, &mut lens)) {
+        let (mut read, mut held) = (0, None);
+        for (n, ag) in around.iter().enumerate() {
+            // When one was not enough, the next ones are read together.
+            if read > 0 && held.is_none() {
+                held = Some(self.prefetch_bitmaps(around[n..].iter().copied()));
+            }
+            read += usize::from(self.loaded_group(*ag).is_none());
+            match self.with_free_set(&self.alloc_group(*ag), |set| set.longest(need, &mut lens)) {
                 // Damaged allocation groups are not used.
                 Ok(()) | Err(Error::Corrupt(_)) => {}
                 Err(e) => return Err(e),

@@ -4,6 +4,7 @@
 
 use super::free_set::FreeSet;
 use super::free_space::Space;
+use super::search::NEAR_AGS;
 use crate::error::{Error, Result};
 use crate::format::LongestRuns;
 use crate::format::{FragAddr, Run};
@@ -13,17 +14,23 @@ use std::sync::atomic::Ordering;
 pub(super) type Offer = (u64, u32, u32);
 
 impl Space {
-    /// The best offer of all open allocation groups, which `offer` gets with their first fragment, and the group. Damaged ones are not used.
+    /// The best offer of those open allocation groups that are worth a look; `offer` gets what is free, and the first fragment. Returns the group too.
+    /// Damaged ones are not used.
     pub(super) fn best_offer(
         &self,
+        worth: impl Fn(u64) -> bool,
         offer: impl Fn(&FreeSet, FragAddr) -> Option<Offer>,
     ) -> Result<Option<(Offer, u64)>> {
         let mut best: Option<(Offer, u64)> = None;
-        for ag in 0..self.open.load(Ordering::Acquire) {
-            match self.with_free_set(&self.alloc_group(ag), |set| offer(set, self.run_at(ag, 0, 0).start)) {
-                Ok(Some(found)) => best = best.into_iter().chain([(found, ag)]).min(),
-                Ok(None) | Err(Error::Corrupt(_)) => {}
-                Err(e) => return Err(e),
+        let groups: Vec<_> = (0..self.open.load(Ordering::Acquire)).filter(|ag| worth(*ag)).collect();
+        for some in groups.chunks(NEAR_AGS) {
+            let _held = self.prefetch_bitmaps(some.iter().copied());
+            for ag in some {
+                match self.with_free_set(&self.alloc_group(*ag), |set| offer(set, self.run_at(*ag, 0, 0).start)) {
+                    Ok(Some(found)) => best = best.into_iter().chain([(found, *ag)]).min(),
+                    Ok(None) | Err(Error::Corrupt(_)) => {}
+                    Err(e) => return Err(e),
+                }
             }
         }
         Ok(best)
@@ -40,9 +47,9 @@ impl Space {
             let (start, len) = set.find_largest(1, shift)?;
             Some((u64::from(u32::MAX - len), start, len))
         };
-        let found = match self.best_offer(fits)? {
+        let found = match self.best_offer(|ag| self.may_have_run(ag, frags), fits)? {
             Some(found) => Some(found),
-            None => self.best_offer(longest)?,
+            None => self.best_offer(|_| true, longest)?,
         };
         Ok(found.map(|((_, start, len), ag)| self.run_at(ag, start, len)))
     }

@@ -33,17 +33,20 @@ impl Space {
         if want == 0 {
             return Ok(None);
         }
-        let found = self.best_offer(|set, first| {
-            let usable = |start: u32, len: u32| {
-                let (start, end) = (first + u64::from(start), first + u64::from(start) + u64::from(len));
-                avoid.iter().all(|part| end <= part.start || part.end <= start)
-            };
-            let (start, len) = set.gap_for(want, align, usable)?;
-            let fits = len >= want;
-            // What fits is the better the shorter it is, what does not the longer.
-            let rank = if fits { u64::from(len) } else { u64::from(u32::MAX) + u64::from(want - len) };
-            Some((rank, start, len.min(want)))
-        })?;
+        let found = self.best_offer(
+            |_| true,
+            |set, first| {
+                let usable = |start: u32, len: u32| {
+                    let (start, end) = (first + u64::from(start), first + u64::from(start) + u64::from(len));
+                    avoid.iter().all(|part| end <= part.start || part.end <= start)
+                };
+                let (start, len) = set.gap_for(want, align, usable)?;
+                let fits = len >= want;
+                // What fits is the better the shorter it is, what does not the longer.
+                let rank = if fits { u64::from(len) } else { u64::from(u32::MAX) + u64::from(want - len) };
+                Some((rank, start, len.min(want)))
+            },
+        )?;
         let Some(((_, start, len), ag)): Option<(Offer, u64)> = found else { return Ok(None) };
         let group = self.alloc_group(ag);
         let taken = self.with_free_set(&group, |set| {

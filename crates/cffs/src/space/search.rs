@@ -76,6 +76,14 @@ impl Space {
         }
     }
 
+    /// Reads the bitmaps of those of these AGs that are not loaded, together. Returns which these are, and what is to be held meanwhile.
+    pub(super) fn prefetch_bitmaps(&self, ags: impl Iterator<Item = u64>) -> (Vec<u64>, Vec<BufRef>) {
+        let groups = ags.map(|ag| self.alloc_group(ag));
+        let missing: Vec<_> = groups.filter(|g| !g.is_virgin() && !g.is_loaded()).collect();
+        let held = self.cache.prefetch_batch(missing.iter().filter_map(|g| g.bitmap_run(&self.g)));
+        (missing.iter().map(|g| g.ag()).collect(), held)
+    }
+
     /// Visits AGs until one has something, and returns which. After a bitmap was read without success, the bitmaps
     /// of the next AGs are prefetched together, because the search will probably read them too.
     fn visit_in_turn<R>(
@@ -91,11 +99,8 @@ impl Space {
             let group = self.alloc_group(ag);
             let to_load = !group.is_virgin() && !group.is_loaded();
             if to_load && loads.in_vain && !loads.fetched.contains(&ag) {
-                let next = from_here.take(NEAR_AGS).map(|ag| self.alloc_group(ag));
-                let next: Vec<_> = next.filter(|g| !g.is_virgin() && !g.is_loaded()).collect();
                 // Held until the end of the search at most.
-                loads.held = self.cache.prefetch_batch(next.iter().filter_map(|g| g.bitmap_run(&self.g)));
-                loads.fetched = next.iter().map(|g| g.ag()).collect();
+                (loads.fetched, loads.held) = self.prefetch_bitmaps(from_here.take(NEAR_AGS));
             }
             if let Some(found) = visit(ag) {
                 return Some((ag, found));

@@ -170,7 +170,7 @@ fn notes(tree: &Tree, scale: u64) -> Vec<String> {
         ),
         format!(
             "Aged: filled to the level with files of the distribution of figure 7, then {OPERATIONS} creations and deletions around it. Then, \
-             where it says so, defragmented by `cffs regroup`, `e4defrag`, `xfs_fsr` or `btrfs filesystem defragment -r`. The \
+             where it says so, defragmented by `cffs regroup` and then `cffs regroup --free-space`, `e4defrag`, `xfs_fsr` or `btrfs filesystem defragment -r`. The \
              same image serves on all disks, but for groups of another size. The large file has {} MiB, and comes when the tree is gone.",
             work::LARGE >> 20
         ),
