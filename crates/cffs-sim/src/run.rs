@@ -488,7 +488,8 @@ impl SideBySide {
         if let Err(text) = remove_all(&self.engine.fs) {
             // While there are snapshots, also deleting takes space. Without them it never does.
             let deleted = self.engine.delete_snapshots().map_err(|e| format!("{text}; deleting the snapshots: {e}"))?;
-            ensure(self.setup.may_fill && deleted, || text)?;
+            let full = self.setup.may_fill && text.ends_with(&Error::NoSpace.to_string());
+            ensure(full && deleted, || text)?;
             remove_all(&self.engine.fs)?;
         }
         self.engine.fs.sync().map_err(|e| format!("sync: {e}"))?;

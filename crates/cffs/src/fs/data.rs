@@ -134,7 +134,7 @@ impl Fs {
     }
 
     /// After a write of `len` bytes: starts writeback of a file with long writes while the program produces more,
-    /// instead of waiting until memory is full. If the device lags, dirty pages accumulate and get longer extents.
+    /// instead of waiting until memory is full. If the device lags, dirty pages accumulate and get longer batches.
     fn start_writeback(&self, node: &Arc<Node>, len: usize) {
         if len < STREAM_WRITE {
             return;
@@ -148,11 +148,14 @@ impl Fs {
         // Whole stripes, of which each device has as much to write.
         let stripe = (self.cache.device().stripe() as usize).clamp(1, most.max(1));
         let most = most - most % stripe;
-        streams.start(dirty, || {
+        let unwritten = streams.start(node.ino, dirty, || {
             let begun = writeback::begin_beside(&self.file_cx(), node, most >> self.geo.block_shift);
             // Whoever can make room for it, or keeps the error for fsync, tries again.
             begun.inspect_err(|_| self.wake_background()).ok().flatten()
         });
+        if let Some(batch) = unwritten {
+            writeback::write_beside(&self.file_cx(), batch);
+        }
     }
 
     /// Writes back a file whose pages were changed when there was too little space to reserve blocks for its extent tree.

@@ -46,12 +46,15 @@ impl Fs {
     pub(super) fn start_streams(self: &Arc<Self>) -> Result<()> {
         let Some(streams) = &self.streams else { return Ok(()) };
         let weak = Arc::downgrade(self);
-        streams.start_threads(move |batch| {
+        let write = move |batch| {
             // Without a file system there is nobody who waits for it.
             let Some(fs) = weak.upgrade() else { return };
             let _span = fs.span(Kind::Background, [0; 3]);
             writeback::write_beside(&FileCtx { lazy: fs.opts.lazytime, ..fs.file_cx() }, batch);
-        })?;
+        };
+        let weak = Arc::downgrade(self);
+        let leftover = move || drop(weak.upgrade().inspect(|fs| fs.wake_background()));
+        streams.start_threads(write, leftover)?;
         Ok(())
     }
 

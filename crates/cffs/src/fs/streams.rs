@@ -5,8 +5,9 @@
 //! collects the next one meanwhile, and threads of the file system write and commit them. How many there are, and how long each is, bounds the memory.
 
 use crate::file::writeback::Batch;
+use crate::format::Ino;
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -44,8 +45,8 @@ struct State {
     /// Batches that have not ended, and their bytes.
     in_flight: usize,
     bytes: usize,
-    /// Dirty bytes, in none of them, of the file that asked last.
-    behind: usize,
+    /// Dirty bytes of files with batches, in none of them, as far as is known.
+    behind: BTreeMap<Ino, usize>,
     stop: bool,
 }
 
@@ -83,31 +84,50 @@ impl Streams {
         ((cache_bytes / self.parts.least).max((max_request * REQUESTS_EACH).min(most)), most)
     }
 
-    /// Begins a batch of a file with so many dirty bytes, if one more may be in flight. Says nothing about whether there was one.
-    pub(super) fn start(&self, dirty: usize, collect: impl FnOnce() -> Option<Batch>) {
+    /// Begins a batch of a file with so many dirty bytes, if one more may be in flight. Says nothing about whether there was one. What it returns is
+    /// for the caller to write: the threads have ended meanwhile.
+    pub(super) fn start(&self, file: Ino, dirty: usize, collect: impl FnOnce() -> Option<Batch>) -> Option<Batch> {
         {
             let mut state = self.state.lock();
-            if state.stop || state.in_flight >= IN_FLIGHT_MAX {
-                state.behind = dirty;
-                return;
+            if state.stop {
+                return None;
             }
+            if state.in_flight >= IN_FLIGHT_MAX {
+                state.behind.insert(file, dirty);
+                return None;
+            }
+            state.behind.remove(&file);
             state.in_flight += 1;
         }
         let place = InFlight { streams: self, bytes: 0 };
-        let Some(batch) = collect() else { return };
-        std::mem::forget(place);
+        let batch = collect()?;
         let mut state = self.state.lock();
+        if state.stop {
+            drop(state);
+            return Some(batch);
+        }
+        std::mem::forget(place);
         state.bytes += batch.bytes();
-        state.behind = dirty.saturating_sub(batch.bytes());
+        let left = dirty.saturating_sub(batch.bytes());
+        if left > 0 {
+            state.behind.insert(file, left);
+        }
         state.waiting.push_back(batch);
         drop(state);
         self.begun.notify_one();
+        None
     }
 
-    /// Bytes in flight, or of a file whose next batch begins when one of these has ended.
+    /// Bytes in flight, and those of the same files that come next: with the next write, or when nothing is in flight any more.
     pub(super) fn bytes(&self) -> usize {
         let state = self.state.lock();
-        state.bytes + if state.in_flight > 0 { state.behind } else { 0 }
+        state.bytes + state.behind.values().sum::<usize>()
+    }
+
+    /// Whether nothing is in flight any more, and a file has something left. Says so once.
+    fn take_leftover(&self) -> bool {
+        let mut state = self.state.lock();
+        state.in_flight == 0 && !std::mem::take(&mut state.behind).is_empty()
     }
 
     /// Waits while this is so and something is in flight.
@@ -118,7 +138,7 @@ impl Streams {
         }
     }
 
-    fn serve(&self, write: &dyn Fn(Batch)) {
+    fn serve(&self, write: &dyn Fn(Batch), leftover: &dyn Fn()) {
         loop {
             let batch = {
                 let mut state = self.state.lock();
@@ -130,16 +150,27 @@ impl Streams {
                     }
                 }
             };
-            let _in_flight = InFlight { streams: self, bytes: batch.bytes() };
+            let in_flight = InFlight { streams: self, bytes: batch.bytes() };
             write(batch);
+            drop(in_flight);
+            if self.take_leftover() {
+                leftover();
+            }
         }
     }
 
-    /// Starts the threads. They write with this.
-    pub(super) fn start_threads(self: &Arc<Self>, write: impl Fn(Batch) + Clone + Send + 'static) -> io::Result<()> {
+    /// Starts the threads. They write with `write`, and call `leftover` when all that is in flight was written and nobody has begun what a file has left: a
+    /// program that has stopped writing does not.
+    pub(super) fn start_threads(
+        self: &Arc<Self>,
+        write: impl Fn(Batch) + Clone + Send + 'static,
+        leftover: impl Fn() + Clone + Send + 'static,
+    ) -> io::Result<()> {
         for _ in 0..IN_FLIGHT_MAX {
-            let (streams, write) = (self.clone(), write.clone());
-            let thread = std::thread::Builder::new().name("cffs-stream".into()).spawn(move || streams.serve(&write))?;
+            let (streams, write, leftover) = (self.clone(), write.clone(), leftover.clone());
+            let thread = std::thread::Builder::new()
+                .name("cffs-stream".into())
+                .spawn(move || streams.serve(&write, &leftover))?;
             self.threads.lock().push(thread);
         }
         Ok(())

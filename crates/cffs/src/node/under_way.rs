@@ -1,7 +1,7 @@
 //! What of a file is on its way to the device.
 //!
-//! Most writebacks are alone: none begins before the one before it has ended. Of a file that is written in order, on a device that
-//! is several, there may be more in flight. Such a writeback takes pages that no other one has, and they commit their mappings in
+//! Most writebacks are alone: none begins before the one before it has ended. Of a file that is written in order there may be more in
+//! flight. Such a writeback takes pages that no other one has, and they commit their mappings in
 //! the order in which they began: so the size on the device never covers what is not there yet. Whoever waits for a file to be idle goes before
 //! those that could still begin.
 

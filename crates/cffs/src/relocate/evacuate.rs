@@ -20,7 +20,8 @@ const BATCH_DIVISOR: u64 = 16;
 /// Where files go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gaps {
-    /// Those that are read one after the other go into one gap, as many as it has room for, so they stay together. That takes the longest gaps.
+    /// Those that are read one after the other go into one gap, as many as it has room for, so they stay together: the shortest one that has room for
+    /// all, or else the longest.
     InOrder,
     /// Each goes into the gap that fits it best, so the longest ones are left for the next files.
     BestFit,

@@ -32,7 +32,7 @@ impl Space {
         let enough = enough.min(need);
         let mut lens: Vec<u32> = Vec::new();
         let mut shortest = None;
-        // First those that are in memory, then those that may have a run for all of it, so that no bitmap is read for a part.
+        // First those that are in memory, then those that may have a run for all of it: with one of them no other bitmap is read.
         let mut around: Vec<u64> = self.around(self.g.frag_of_block(goal)).collect();
         around.sort_by_cached_key(|ag| {
             let unknown = self.loaded_group(*ag).is_none();

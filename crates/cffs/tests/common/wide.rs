@@ -1,4 +1,4 @@
-//! A device that says that it is two, with what tests want to know of it.
+//! A device that says that it is two, or one, with what tests want to know of it.
 
 use cffs::device::{Device, IoKind, MemoryDevice, WriteRequest};
 use parking_lot::{Condvar, Mutex};
@@ -18,9 +18,10 @@ pub enum Event {
     Flushed(usize),
 }
 
-/// Says that it is two devices.
+/// Says that it is so many devices.
 pub struct Wide {
     inner: Arc<dyn Device>,
+    width: usize,
     /// Bytes read.
     pub read: AtomicU64,
     /// Batches of data that are being written, and the most at the same time.
@@ -34,8 +35,13 @@ pub struct Wide {
 
 impl Wide {
     pub fn new(inner: Arc<dyn Device>) -> Arc<Wide> {
+        Wide::of(2, inner)
+    }
+
+    pub fn of(width: usize, inner: Arc<dyn Device>) -> Arc<Wide> {
         Arc::new(Wide {
             inner,
+            width,
             read: AtomicU64::new(0),
             writing: Mutex::default(),
             changed: Condvar::new(),
@@ -51,6 +57,8 @@ impl Wide {
     /// Data waits until so many batches of it are in flight; once that has happened, nothing waits any more.
     pub fn gather(&self, batches: usize) {
         self.gate.store(batches, Ordering::SeqCst);
+        let _writing = self.writing.lock();
+        self.changed.notify_all();
     }
 
     /// Most batches of data that were in flight at a time.
@@ -104,10 +112,10 @@ impl Device for Wide {
         self.inner.sector_size()
     }
     fn width(&self) -> usize {
-        2
+        self.width
     }
     fn stripe(&self) -> u64 {
-        512 << 10
+        if self.width > 1 { 512 << 10 } else { 0 }
     }
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.read.fetch_add(bufs.iter().map(|b| b.len() as u64).sum(), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Several devices as one: files with long writes, of which several batches are in flight.
+//! Files with long writes, of which several batches are in flight: on several devices as one, and on one.
 
 use crate::common::large::{KIB, MIB, ROOT, bytes, create};
 use crate::common::wide::{Event, Wide};
@@ -10,6 +10,7 @@ use cffs::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const SIZE: u64 = 96 << 20;
 /// A batch is 1 to 2 MiB.
@@ -50,8 +51,8 @@ fn assert_contents(fs: &Fs, name: &str, all: &[u8], what: &str) {
 
 #[test]
 fn several_batches_of_a_file_are_in_flight() {
-    for data_sums in [false, true] {
-        let dev = made(Wide::memory(SIZE), data_sums);
+    for (width, data_sums) in [(2, false), (2, true), (1, false), (1, true)] {
+        let dev = made(Wide::of(width, Arc::new(MemoryDevice::new(SIZE))), data_sums);
         let (old, new) = (bytes(1, 24 * MIB), bytes(2, 24 * MIB));
         for content in [&old, &new] {
             let fs = mount(&dev);
@@ -68,6 +69,57 @@ fn several_batches_of_a_file_are_in_flight() {
             assert_clean(dev.clone());
             assert_contents(&mount(&dev), "/large", content, "after a mount");
         }
+    }
+}
+
+/// The program waits for nothing, and the next commit is far: so this is written because the device is idle.
+#[test]
+fn what_is_left_when_a_program_stops_is_written_when_the_batches_have_ended() {
+    let dev = made(Wide::of(1, Arc::new(MemoryDevice::new(SIZE))), false);
+    let fs =
+        Fs::open(dev.clone() as Arc<dyn Device>, None, options().commit_interval(Duration::from_secs(3600))).unwrap();
+    let content = bytes(4, 5 * MIB + 300 * KIB);
+    let ino = create(&fs, "large");
+    // None of the four ends before the last byte was taken.
+    dev.gather(5);
+    write(&fs, ino, 0, &content);
+    dev.gather(0);
+    let began = Instant::now();
+    while fs.stats().cache.dirty_data_bytes > 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", fs.stats().cache);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs.close().unwrap();
+    assert_clean(dev.clone());
+    assert_contents(&mount(&dev), "/large", &content, "after a mount");
+}
+
+/// Whoever closes does not wait for a batch that nobody writes, whenever a program wants to begin one.
+#[test]
+fn closing_beside_a_program_that_writes_ends() {
+    for n in 0..20 {
+        let dev = made(Wide::of(1, Arc::new(MemoryDevice::new(SIZE))), n % 2 == 0);
+        let fs = mount(&dev);
+        let ino = create(&fs, "large");
+        let content = bytes(n, 8 * MIB);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for (n, piece) in content.chunks(CALL).enumerate() {
+                    // After the close it fails.
+                    if fs.write(ROOT, ino, (n * CALL) as u64, piece).is_err() {
+                        break;
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_micros(200 * n));
+            let _ = fs.close();
+        });
+        drop(fs);
+        let fs = mount(&dev);
+        let found = path::read_file(&fs, b"/large").unwrap_or_default();
+        assert_eq!(found[..], content[..found.len()]);
+        fs.close().unwrap();
+        assert_clean(dev.clone());
     }
 }
 
