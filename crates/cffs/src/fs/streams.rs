@@ -1,8 +1,8 @@
 //! Writing back files with long writes: more than one batch is in flight.
 //!
 //! With one batch at a time the device would be idle while the next one is collected and its checksums are computed, and of several devices
-//! all until the slowest one is done. So the thread that writes
-//! collects the next one meanwhile, and threads of the file system write and commit them. How many there are, and how long each is, bounds the memory.
+//! all but the slowest one until that is done. So the thread that writes collects the next one meanwhile, and threads of the file system
+//! write and commit them. How many there are, and how long each is, bounds the memory.
 
 use crate::file::writeback::Batch;
 use crate::format::Ino;

@@ -256,8 +256,8 @@ pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<Fra
     Ok(places)
 }
 
-/// The same in the order of the items: as many as it has room for go into the gap that fits all of them best, or else the longest, those behind them into the next one. So a reader in
-/// order comes to few places.
+/// The same in the order of the items: as many as it has room for go into the gap that fits all of them best, or else the longest,
+/// those behind them into the next one. So a reader in order comes to few places.
 pub(super) fn allocate_gaps_in_order(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<FragAddr>]) -> Result<Places> {
     let mut places = Places { runs: Vec::with_capacity(items.len()), copies: cx.file.space.copies() };
     let mut left: u64 = items.iter().map(Item::frags).sum();

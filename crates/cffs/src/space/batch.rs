@@ -5,7 +5,7 @@
 //! keeps seeks short.
 
 use super::free_space::Space;
-use super::search::NEAR_AGS;
+use super::search::{Loads, NEAR_AGS};
 use crate::error::{Error, Result};
 use crate::format::{BlockAddr, FragAddr, Run};
 use std::sync::atomic::Ordering;
@@ -38,30 +38,24 @@ impl Space {
             let unknown = self.loaded_group(*ag).is_none();
             (unknown, !self.may_have_run(*ag, need), !self.may_have_run(*ag, enough))
         });
-        let (mut read, mut held) = (0, None);
-        for (n, ag) in around.iter().enumerate() {
-            // When one was not enough, the next ones are read together.
-            if read > 0 && held.is_none() {
-                held = Some(self.prefetch_bitmaps(around[n..].iter().copied()));
-            }
-            read += usize::from(self.loaded_group(*ag).is_none());
-            match self.with_free_set(&self.alloc_group(*ag), |set| set.longest(need, &mut lens)) {
+        let enough_or_failed = self.visit_in_turn(around.iter().copied(), &mut Loads::default(), |group| {
+            match self.with_free_set(group, |set| set.longest(need, &mut lens)) {
                 // Damaged allocation groups are not used.
                 Ok(()) | Err(Error::Corrupt(_)) => {}
-                Err(e) => return Err(e),
+                Err(e) => return Some(Err(e)),
             }
             lens.sort_unstable_by(|a, b| b.cmp(a));
             let mut sum = 0;
             let last = lens.iter().position(|len| {
                 sum += u64::from(*len);
                 sum >= need
-            });
-            let Some(last) = last else { continue };
+            })?;
             lens.truncate(last + 1);
             shortest = Some(u64::from(lens[last]));
-            if shortest >= Some(enough) {
-                return Ok(Some(enough));
-            }
+            (shortest >= Some(enough)).then_some(Ok(Some(enough)))
+        });
+        if let Some((_, outcome)) = enough_or_failed {
+            return outcome;
         }
         Ok(shortest.filter(|_| self.open.load(Ordering::Acquire) >= self.g.ag_count))
     }

@@ -4,7 +4,7 @@
 
 use super::free_set::FreeSet;
 use super::free_space::Space;
-use super::search::NEAR_AGS;
+use super::search::Loads;
 use crate::error::{Error, Result};
 use crate::format::LongestRuns;
 use crate::format::{FragAddr, Run};
@@ -22,18 +22,16 @@ impl Space {
         offer: impl Fn(&FreeSet, FragAddr) -> Option<Offer>,
     ) -> Result<Option<(Offer, u64)>> {
         let mut best: Option<(Offer, u64)> = None;
-        let groups: Vec<_> = (0..self.open.load(Ordering::Acquire)).filter(|ag| worth(*ag)).collect();
-        for some in groups.chunks(NEAR_AGS) {
-            let _held = self.prefetch_bitmaps(some.iter().copied());
-            for ag in some {
-                match self.with_free_set(&self.alloc_group(*ag), |set| offer(set, self.run_at(*ag, 0, 0).start)) {
-                    Ok(Some(found)) => best = best.into_iter().chain([(found, *ag)]).min(),
-                    Ok(None) | Err(Error::Corrupt(_)) => {}
-                    Err(e) => return Err(e),
-                }
+        let groups = (0..self.open.load(Ordering::Acquire)).filter(|ag| worth(*ag));
+        let failed = self.visit_in_turn(groups, &mut Loads::default(), |group| {
+            match self.with_free_set(group, |set| offer(set, group.start())) {
+                Ok(Some(found)) => best = best.into_iter().chain([(found, group.ag())]).min(),
+                Ok(None) | Err(Error::Corrupt(_)) => {}
+                Err(e) => return Some(e),
             }
-        }
-        Ok(best)
+            None
+        });
+        failed.map_or(Ok(best), |(_, e)| Err(e))
     }
 
     /// The shortest free run with room for `frags` fragments from the start of a block on; without one the longest run, in whole

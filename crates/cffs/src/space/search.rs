@@ -14,7 +14,7 @@ pub(super) const NEAR_AGS: usize = 8;
 
 /// What a search has loaded.
 #[derive(Default)]
-struct Loads {
+pub(super) struct Loads {
     /// A bitmap was read without success.
     in_vain: bool,
     /// The AGs whose bitmaps were prefetched last, and the blocks.
@@ -44,7 +44,7 @@ impl Space {
     ) -> Result<Option<R>> {
         let mut failed = None;
         let mut loads = Loads::default();
-        let mut visit = |ag: u64| match f(&self.alloc_group(ag), ag == goal_ag) {
+        let mut visit = |group: &AllocGroup| match f(group, group.ag() == goal_ag) {
             Ok(found) => found,
             Err(Error::Corrupt(_)) => None,
             Err(e) => {
@@ -76,21 +76,13 @@ impl Space {
         }
     }
 
-    /// Reads the bitmaps of those of these AGs that are not loaded, together. Returns which these are, and what is to be held meanwhile.
-    pub(super) fn prefetch_bitmaps(&self, ags: impl Iterator<Item = u64>) -> (Vec<u64>, Vec<BufRef>) {
-        let groups = ags.map(|ag| self.alloc_group(ag));
-        let missing: Vec<_> = groups.filter(|g| !g.is_virgin() && !g.is_loaded()).collect();
-        let held = self.cache.prefetch_batch(missing.iter().filter_map(|g| g.bitmap_run(&self.g)));
-        (missing.iter().map(|g| g.ag()).collect(), held)
-    }
-
     /// Visits AGs until one has something, and returns which. After a bitmap was read without success, the bitmaps
     /// of the next AGs are prefetched together, because the search will probably read them too.
-    fn visit_in_turn<R>(
+    pub(super) fn visit_in_turn<R>(
         &self,
         ags: impl Iterator<Item = u64> + Clone,
         loads: &mut Loads,
-        mut visit: impl FnMut(u64) -> Option<R>,
+        mut visit: impl FnMut(&AllocGroup) -> Option<R>,
     ) -> Option<(u64, R)> {
         let mut rest = ags;
         loop {
@@ -99,10 +91,13 @@ impl Space {
             let group = self.alloc_group(ag);
             let to_load = !group.is_virgin() && !group.is_loaded();
             if to_load && loads.in_vain && !loads.fetched.contains(&ag) {
+                let next = from_here.take(NEAR_AGS).map(|ag| self.alloc_group(ag));
+                let next: Vec<_> = next.filter(|g| !g.is_virgin() && !g.is_loaded()).collect();
                 // Held until the end of the search at most.
-                (loads.fetched, loads.held) = self.prefetch_bitmaps(from_here.take(NEAR_AGS));
+                loads.held = self.cache.prefetch_batch(next.iter().filter_map(|g| g.bitmap_run(&self.g)));
+                loads.fetched = next.iter().map(|g| g.ag()).collect();
             }
-            if let Some(found) = visit(ag) {
+            if let Some(found) = visit(&group) {
                 return Some((ag, found));
             }
             loads.in_vain |= to_load && group.is_loaded();
