@@ -384,6 +384,10 @@ fn start_server(args: &MountArgs, image: &Path, dir: &Path) -> anyhow::Result<u8
     }
 }
 
+/// How far the kernel reads ahead where no arm serves a request: two of its longest reads, so that one is with the device while a program copies what
+/// the other one brought. Two threads of the server take them, and the second may be faster, for which a disk would wait a rotation.
+const READAHEAD: u32 = 2 << 20;
+
 /// What the server says when the mount can be used.
 const READY: &str = "ready\n";
 
@@ -420,6 +424,9 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         ..with_defaults
     };
     options.engine.read_only |= image.dev.read_only();
+    if !image.dev.is_rotational() {
+        options.config.readahead = READAHEAD;
+    }
     trace.set_classes(options.engine.trace);
     if let Some(log_disk) = &image.log_disk {
         log_disk.set_cache_bytes((options.engine.cache_bytes / MAP_SHARE).max(MAP_LEAST));

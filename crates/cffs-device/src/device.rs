@@ -61,6 +61,10 @@ pub trait Device: Send + Sync {
     fn max_request(&self) -> usize {
         self.below().map_or(1 << 20, Device::max_request)
     }
+    /// Whether it may be a disk with an arm, for which the order of two requests decides over a rotation. Where nobody knows, it may be.
+    fn is_rotational(&self) -> bool {
+        self.below().is_none_or(Device::is_rotational)
+    }
     /// How many devices this one is, each with an arm or a queue of its own: so many long requests at once take little longer than one. 1 for
     /// a single one.
     fn width(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use crate::device::{Device, ReadRequest, WriteRequest};
 use crate::lock::{in_use, lock};
-use crate::queue::longest_request;
+use crate::queue::{is_rotational, longest_request};
 use crate::range::{check_read, check_write, clip_discard, total, total_mut};
 use crate::request::IoKind;
 use cffs_buf::{AlignedBuf, WorkerPool, discard_blocks};
@@ -84,6 +84,7 @@ pub struct FileDevice {
     direct: AtomicBool,
     sector: AtomicU32,
     max_request: usize,
+    rotational: bool,
     /// What direct I/O demands of memory addresses.
     memory_align: usize,
     /// Cleared when the device or the file system below has said that it cannot discard.
@@ -167,10 +168,12 @@ impl FileDevice {
             direct: AtomicBool::new(false),
             sector: AtomicU32::new(BUFFERED_SECTOR),
             max_request: MAX_REQUEST,
+            rotational: true,
             memory_align: 1,
             can_discard: AtomicBool::new(true),
             pool: WorkerPool::new("cffs-io", QUEUE_DEPTH),
         };
+        dev.rotational = is_rotational(&dev.file);
         dev.len = AtomicU64::new(dev.actual_len()?);
         if mode.direct == Direct::Auto {
             dev.try_direct();
@@ -527,6 +530,10 @@ impl Device for FileDevice {
 
     fn max_request(&self) -> usize {
         self.max_request
+    }
+
+    fn is_rotational(&self) -> bool {
+        self.rotational
     }
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

@@ -23,6 +23,9 @@ macro_rules! forward {
             fn max_request(&self) -> usize {
                 (**self).max_request()
             }
+            fn is_rotational(&self) -> bool {
+                (**self).is_rotational()
+            }
             fn stripe(&self) -> u64 {
                 (**self).stripe()
             }
@@ -128,6 +131,9 @@ mod tests {
         fn max_request(&self) -> usize {
             4096
         }
+        fn is_rotational(&self) -> bool {
+            false
+        }
         fn width(&self) -> usize {
             5
         }
@@ -203,6 +209,7 @@ mod tests {
         ];
         for (name, d) in wrappers {
             assert_eq!((d.len(), d.sector_size(), d.max_request(), d.width()), (1 << 20, 4096, 4096, 5), "{name}");
+            assert!(!d.is_rotational(), "{name}");
             assert_eq!((d.takes(&[]), d.can_discard(), d.read_only(), d.stripe()), (false, false, true, 6), "{name}");
             assert_eq!((d.together(7, 0..99), d.space(), d.atomic_max()), (7..8, Some(SPACE), 77), "{name}");
             told.store(0, Ordering::Relaxed);

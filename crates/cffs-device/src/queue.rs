@@ -1,8 +1,8 @@
-//! What the kernel says of a block device's queue: how long a request may be.
+//! What the kernel says of a block device's queue: how long a request may be, and whether an arm serves it.
 
 use rustix::fs::{major, minor};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// A segment of a request is a page of memory at least.
 const PAGE: usize = 4096;
@@ -14,13 +14,21 @@ const UNIT: usize = 64 << 10;
 /// cut it where its segments happen to end, and make two of it for each one that the device takes.
 pub(crate) fn longest_request(file: &File, most: usize) -> usize {
     let Ok(meta) = file.metadata() else { return most };
-    let dev = format!("/sys/dev/block/{}:{}", major(meta.rdev()), minor(meta.rdev()));
+    of_queue(number(meta.rdev(), "max_segments"), number(meta.rdev(), "max_sectors_kb"), most)
+}
+
+/// Whether the block device, or that of the file system with the file, may have an arm: all have one of which the kernel does not say that they have none.
+pub(crate) fn is_rotational(file: &File) -> bool {
+    let device = file.metadata().map(|meta| if meta.file_type().is_block_device() { meta.rdev() } else { meta.dev() });
+    device.ok().and_then(|device| number(device, "rotational")) != Some(0)
+}
+
+/// A number that the kernel shows of the queue of a block device.
+fn number(device: u64, name: &str) -> Option<usize> {
+    let dev = format!("/sys/dev/block/{}:{}", major(device), minor(device));
     // A partition has the queue of its disk.
-    let number = |name: &str| {
-        let read = |dir: &str| std::fs::read_to_string(format!("{dev}/{dir}/{name}")).ok();
-        read("queue").or_else(|| read("../queue"))?.trim().parse::<usize>().ok()
-    };
-    of_queue(number("max_segments"), number("max_sectors_kb"), most)
+    let read = |dir: &str| std::fs::read_to_string(format!("{dev}/{dir}/{name}")).ok();
+    read("queue").or_else(|| read("../queue"))?.trim().parse().ok()
 }
 
 /// The same from the numbers of a queue.

@@ -252,13 +252,28 @@ impl Loop {
         Ok(found)
     }
 
+    /// Says to the kernel, and so to whoever mounts it, whether it has an arm.
+    ///
+    /// # Errors
+    /// When the kernel does not take it.
+    pub fn set_rotational(&self, rotational: bool) -> Result<()> {
+        let path = self.folder().join("queue/rotational");
+        std::fs::write(&path, if rotational { "1" } else { "0" })
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
     /// Its path.
     pub fn device(&self) -> &str {
         &self.device
     }
 
     fn attribute(&self, name: &str) -> PathBuf {
-        Path::new("/sys/block").join(self.device.trim_start_matches("/dev/")).join("loop").join(name)
+        self.folder().join("loop").join(name)
+    }
+
+    /// Where the kernel shows it.
+    fn folder(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.device.trim_start_matches("/dev/"))
     }
 
     /// Detaches it, and waits until the kernel has let go of the file.

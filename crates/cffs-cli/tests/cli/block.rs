@@ -90,7 +90,8 @@ fn an_image_in_a_file_gets_a_loop_device_that_goes_with_the_mount() {
         let text = |file: &str| fs::read_to_string(devices[0].join(file)).unwrap().trim().to_owned();
         assert_eq!((text("dev"), text("ro"), text("loop/autoclear")), (number.clone(), read_only.into(), "1".into()));
         let ahead = fs::read_to_string(format!("/sys/class/bdi/{number}-fuseblk/read_ahead_kb")).unwrap();
-        assert_eq!(ahead.trim(), "1024");
+        let rotational = text("queue/rotational") == "1";
+        assert_eq!(ahead.trim(), if rotational { "1024" } else { "2048" });
         let info = json(&ok(&["info", "--json", &name]));
         assert_eq!(info["mount"]["image"], image.as_str(), "not the loop device");
         if read_only == "0" {

@@ -44,17 +44,18 @@ impl Session {
         profile: &str,
         format: Option<(&[String], u64)>,
     ) -> Result<Session> {
-        let model = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model();
+        let profile = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?;
         let contents = match format {
             Some((_, bytes)) => Sparse::create(image, bytes)?,
             None => Sparse::open(image)?,
         };
-        let medium = Arc::new(TimedDisk::new(contents, model, false));
+        let medium = Arc::new(TimedDisk::new(contents, profile.model(), false));
         let (at, root) = (dir.join("disk"), dir.join("mnt"));
         std::fs::create_dir_all(&at)?;
         std::fs::create_dir_all(&root)?;
         let served = Served::start(medium.clone(), &at)?;
         let over = Loop::attach(&served.file())?;
+        over.set_rotational(profile.has_arm())?;
         if let Some((words, _)) = format {
             kind.format(program, words, over.device())?;
         }
