@@ -116,6 +116,12 @@ impl Around {
         self.0.lock().chunk = bytes.min(CHUNK_MAX);
     }
 
+    /// Keeps what was read before anybody has asked for it.
+    pub(crate) fn add(&self, segment: SegmentId, offset: u64, bytes: Vec<u8>) {
+        let range = offset..offset + bytes.len() as u64;
+        self.0.lock().keep(Arc::new(Chunk { segment, range, bytes }));
+    }
+
     /// The segment that was read last.
     pub(crate) fn last_segment(&self) -> Option<SegmentId> {
         self.0.lock().last.map(|(segment, _)| segment)
@@ -312,9 +318,12 @@ impl Inner {
 
     /// Reads a range of which nothing is wanted yet.
     fn read_too(&mut self, segment: SegmentId, range: Range<u64>, ranges: &mut Ranges) {
-        let wanted = range.start..range.start;
-        let range = self.without_kept(segment, range, &wanted, ranges);
-        if !range.is_empty() && self.find(segment, range.start).is_none() {
+        let mut start = range.start;
+        while let Some(chunk) = self.find(segment, start).filter(|_| start < range.end) {
+            start = chunk.range.end;
+        }
+        let range = self.without_kept(segment, start..range.end, &(start..start), ranges);
+        if !range.is_empty() {
             self.read(segment, range, 0, ranges);
         }
     }
@@ -589,6 +598,22 @@ mod tests {
             assert_eq!(all(store.1, 512, 1022) + all(store.4, 0, 256), 0, "little is left");
             assert_eq!(all(store.3, 0, 1022) == 0, many, "what is more than is kept is not read");
         }
+    }
+
+    #[test]
+    fn what_is_skipped_comes_with_it_although_its_beginning_is_kept() {
+        let (store, around) = (Counted::new(), Around::new(24 << 20));
+        around.set_chunk(1 << 20);
+        let used = Some(USED - 8192);
+        let all = |segment, from: u64, to: u64| {
+            (from..to).map(|n| store.read_of(segment, &around, n * 4096, 4096, used)).sum::<u64>()
+        };
+        assert_eq!(all(store.3, 0, 1022) + all(store.4, 0, 1022), 8);
+        [store.3, store.4].into_iter().for_each(|segment| around.forget(segment));
+        assert_eq!(all(store.1, 0, 1022), 4);
+        around.add(store.3, 0, (0..1 << 20).map(at).collect());
+        assert!(store.read_of(store.4, &around, 12288, 4096, used) > 0);
+        assert_eq!(all(store.3, 0, 1022), 0, "the rest of what lies between");
     }
 
     #[test]

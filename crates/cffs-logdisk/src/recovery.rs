@@ -26,7 +26,7 @@ use crate::scan::{is_whole, patience, read_summary, read_wanted, search};
 use crate::state::State;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::tree::Root;
-use crate::usage::{ReadAhead, Usage};
+use crate::usage::{AHEAD_BYTES, ReadAhead, Usage};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -246,8 +246,24 @@ impl State {
         Ok((s, bytes))
     }
 
+    /// What lies before a checkpoint's record: nodes that were stored with it, and with those before it. Where they begin, and their bytes. Whoever needs one
+    /// that cannot be read finds that out again.
+    fn read_before(&self, segment: SegmentId, offset: u32) -> Option<(u64, Vec<u8>)> {
+        let end = u64::from(offset);
+        let start = end.saturating_sub(AHEAD_BYTES);
+        let mut bytes = vec![0; (end - start) as usize];
+        let read = !bytes.is_empty() && self.store.get(segment, start, &mut bytes).is_ok();
+        read.then_some((start, bytes))
+    }
+
     /// Reads the checkpoint that the root refers to; returns the summary of its batch.
     pub(crate) fn load_checkpoint(&mut self, root: &RootRecord) -> io::Result<Summary> {
+        let store = self.store.clone();
+        let nodes = ReadAhead::new(&*store);
+        if let Some((start, bytes)) = self.read_before(root.segment, root.offset) {
+            nodes.add(root.segment, start, bytes.clone());
+            self.cache.lock().around().add(root.segment, start, bytes);
+        }
         let (s, bytes) = self.read_record(root.segment, root.offset)?;
         let record = self.decode_record(&bytes)?;
         let fields = record.fields;
@@ -259,7 +275,7 @@ impl State {
         self.unmarked = fields.unmarked;
         // The table first: nodes are found by it. The trees that are read for it are never moved.
         let mut table = BTreeMap::new();
-        self.usage.segments.scan(&ReadAhead::new(&*self.store), &0, &mut |id, info| {
+        self.usage.segments.scan(&nodes, &0, &mut |id, info| {
             table.insert(*id, *info);
             ControlFlow::Continue(())
         })?;
@@ -278,7 +294,7 @@ impl State {
         }
         self.record = Some((Birth { segment: s.segment, ordinal: s.first_ordinal }, bytes.len() as u64));
         let mut records = Vec::new();
-        self.catalog.tree.scan(&ReadAhead::new(&*self.store), &0, &mut |id, record| {
+        self.catalog.tree.scan(&nodes, &0, &mut |id, record| {
             records.push((*id, record.clone()));
             ControlFlow::Continue(())
         })?;
@@ -306,7 +322,10 @@ impl State {
         let mut durable = 0;
         let mut end = LogEnd::of(checkpoint, epoch);
         if epoch == CLOSED_EPOCH {
-            // None follows, but a root may have, and be lost.
+            // None follows, but a root may have, and be lost. In the order of the device, for which this is on the way.
+            end.places.sort_by_key(|(segment, offset)| {
+                self.store.range_of(*segment).map_or(0, |range| range.start + u64::from(*offset))
+            });
             return self.next_batch(&end, &mut Vec::new()).map(|_| found);
         }
         loop {
@@ -472,6 +491,38 @@ mod tests {
     use crate::layouts::SegmentInfo;
     use crate::store::{ImageOptions, ImageStore};
     use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice};
+
+    #[test]
+    fn opening_takes_a_request_for_each_summary_and_one_for_the_nodes_of_the_last_checkpoints() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(1 << 30));
+        let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [1; 16], slot_bytes: 0 }).unwrap();
+        let options = LogOptions::default();
+        let disk = crate::disk::LogDisk::from_state(format(Arc::new(store), 1 << 40, &options).unwrap());
+        let write = |disk: &crate::disk::LogDisk, i: u64, byte: u8| {
+            disk.write_at(IoKind::Data, i << 24, &[byte; 4096]).unwrap();
+            disk.flush().unwrap();
+        };
+        (0..40).for_each(|i| write(&disk, i, 1));
+        let open = |what: &str| {
+            let counted = Arc::new(CountingDevice::new(device.clone()));
+            let store = Arc::new(ImageStore::open(counted.clone()).unwrap());
+            let disk = crate::disk::LogDisk::open(store, &options).unwrap();
+            let opened = counted.snapshot().read_requests();
+            let mut data = [0; 4096];
+            disk.read_at(IoKind::Data, 39 << 24, &mut data).unwrap();
+            assert_eq!(data[0], 1, "{what}");
+            (disk, opened, counted.snapshot().read_requests() - opened)
+        };
+        // Each batch is looked for, and then applied.
+        drop(disk);
+        let (disk, opened, _) = open("after a crash");
+        assert!(opened < 40 * 3, "{opened} requests for 40 batches");
+        disk.checkpoint().unwrap();
+        drop(disk);
+        let (_disk, opened, read) = open("after a checkpoint");
+        assert!(opened < 25, "{opened} requests");
+        assert_eq!(read, 1, "the nodes are there");
+    }
 
     /// What is full of data is only in the table: 8 of 10 TB are 120,000 segments.
     #[test]

@@ -44,7 +44,7 @@ pub(crate) fn read_wanted(
     let mut other = None;
     for copy in 0..store.copies() {
         let get = |at, buf: &mut [u8]| store.get_copy(copy, segment, at, buf);
-        let Ok((s, bytes)) = summary_by(store.segment_bytes(), &get, offset) else { continue };
+        let Ok((s, bytes)) = summary_by(store, &get, offset) else { continue };
         if !is_here(&s) {
             continue;
         }
@@ -60,22 +60,27 @@ pub(crate) fn read_wanted(
 /// The summary at a byte of a segment, also of one that was there before.
 pub(crate) fn summary_at(store: &dyn SegmentStore, segment: SegmentId, offset: u32) -> io::Result<Summary> {
     let get = |at, buf: &mut [u8]| store.get(segment, at, buf);
-    summary_by(store.segment_bytes(), &get, offset).map(|(s, _)| s)
+    summary_by(store, &get, offset).map(|(s, _)| s)
 }
 
-/// The same, read in some way from a segment that may have so many bytes; and its own bytes.
-fn summary_by(end: u64, get: GetBytes<'_>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
-    if u64::from(offset) + SUMMARY_BYTES as u64 > end {
+/// The same, read in some way from a segment of a store; and its own bytes.
+fn summary_by(store: &dyn SegmentStore, get: GetBytes<'_>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
+    let end = store.segment_bytes();
+    // A batch has whole units, and one mostly has all of its summary.
+    let first = SUMMARY_BYTES.next_multiple_of(store.alignment() as usize);
+    if u64::from(offset) + first as u64 > end {
         return Err(corrupt("a summary is not within its segment"));
     }
-    let mut bytes = vec![0; SUMMARY_BYTES];
+    let mut bytes = vec![0; first];
     get(u64::from(offset), &mut bytes)?;
     let n = Summary::length_of(&bytes)?;
     if u64::from(offset) + n as u64 > end || n as u64 > BATCH_BYTES_MAX {
         return Err(corrupt("a summary is not within its segment"));
     }
     bytes.resize(n, 0);
-    get(u64::from(offset) + SUMMARY_BYTES as u64, &mut bytes[SUMMARY_BYTES..])?;
+    if n > first {
+        get(u64::from(offset) + first as u64, &mut bytes[first..])?;
+    }
     let s = Summary::decode(&bytes)?;
     if s.offset != offset {
         return Err(corrupt("a summary belongs to another place"));
@@ -124,7 +129,7 @@ pub(crate) fn batch_at(
     let mut differ = false;
     for copy in 0..store.copies() {
         let get = |at, buf: &mut [u8]| store.get_copy(copy, place, at, buf);
-        let other = match summary_by(store.segment_bytes(), &get, offset) {
+        let other = match summary_by(store, &get, offset) {
             Ok((s, bytes)) if wanted(&s) => (copy, s, bytes),
             // Missing as a whole.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -232,7 +237,7 @@ fn search_by(
         for (i, sector) in bytes.chunks(step).enumerate() {
             let Ok(n) = Summary::length_of(sector) else { continue };
             let place = u32::try_from(at + (i * step) as u64).map_err(|_| corrupt("a segment is too long"))?;
-            match summary_by(store.segment_bytes(), get, place) {
+            match summary_by(store, get, place) {
                 Ok((s, _)) if wanted(&s) => return Ok(Some(s)),
                 _ => *patience = patience.saturating_sub((n as u64).min(BATCH_BYTES_MAX)),
             }

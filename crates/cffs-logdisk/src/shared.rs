@@ -244,10 +244,10 @@ impl Shared {
         Ok(data)
     }
 
-    /// See [`cffs_device::Device::note_group`]. Of a group of nodes a quarter suffices: they are close together.
+    /// See [`cffs_device::Device::note_group`]. Of a group of nodes half suffices: they are close together.
     pub(crate) fn note_group(&self, bytes: u64) {
         self.around.set_chunk(bytes);
-        self.state.lock().cache.lock().around().set_chunk(bytes / 4);
+        self.state.lock().cache.lock().around().set_chunk(bytes / 2);
     }
 
     /// See [`Device::together`]; what is not known is together.

@@ -125,7 +125,7 @@ impl Source for Nodes<'_> {
 const EXPECTED_BYTES: u32 = 64 << 10;
 
 /// Bytes that [`ReadAhead`] reads at once, and how often it keeps them.
-const AHEAD_BYTES: u64 = 128 << 10;
+pub(crate) const AHEAD_BYTES: u64 = 128 << 10;
 const AHEAD_CHUNKS: usize = 32;
 
 /// Reads nodes that a checkpoint has stored side by side in few requests, for who needs all of a tree and never again. Nothing is put
@@ -139,6 +139,11 @@ pub(crate) struct ReadAhead<'a> {
 impl<'a> ReadAhead<'a> {
     pub(crate) fn new(store: &'a dyn SegmentStore) -> Self {
         ReadAhead { store, chunks: RefCell::default() }
+    }
+
+    /// Has what was read already.
+    pub(crate) fn add(&self, segment: SegmentId, offset: u64, bytes: Vec<u8>) {
+        self.chunks.borrow_mut().push_front((segment, offset, bytes));
     }
 
     /// The bytes of a node.
