@@ -384,8 +384,8 @@ fn start_server(args: &MountArgs, image: &Path, dir: &Path) -> anyhow::Result<u8
     }
 }
 
-/// How far the kernel reads ahead where no arm serves a request: two of its longest reads, so that one is with the device while a program copies what
-/// the other one brought. Two threads of the server take them, and the second may be faster, for which a disk would wait a rotation.
+/// How far the kernel reads ahead where no arm serves the device: two of its longest reads, so that one is with the device while a program copies what
+/// the other one brought. Two threads of the server take them, and the second may be faster: a disk with an arm would then wait for a rotation.
 const READAHEAD: u32 = 2 << 20;
 
 /// What the server says when the mount can be used.

@@ -125,6 +125,10 @@ impl Device for OverlayDevice {
         self.inner.max_request()
     }
 
+    fn is_rotational(&self) -> bool {
+        self.inner.is_rotational()
+    }
+
     fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
         self.inner.observe(observer)
     }

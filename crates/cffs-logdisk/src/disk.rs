@@ -551,6 +551,10 @@ impl Device for BranchDevice {
         self.shared.serve(&self.work, |shared| shared.read_batch(requests, &pieces))
     }
 
+    fn is_rotational(&self) -> bool {
+        self.shared.is_rotational()
+    }
+
     fn note_group(&self, bytes: u64) {
         self.shared.note_group(bytes);
     }
@@ -622,6 +626,10 @@ impl Device for LogDisk {
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.shared.read_batch(requests, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
+    }
+
+    fn is_rotational(&self) -> bool {
+        self.shared.is_rotational()
     }
 
     fn note_group(&self, bytes: u64) {
@@ -727,6 +735,10 @@ impl Device for SnapshotDevice {
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let pieces = |state: &State, first, blocks| self.pieces(state, first, blocks);
         self.shared.serve(&self.work, |shared| shared.read_batch(requests, &pieces))
+    }
+
+    fn is_rotational(&self) -> bool {
+        self.shared.is_rotational()
     }
 
     fn note_group(&self, bytes: u64) {

@@ -322,7 +322,7 @@ impl State {
         let mut durable = 0;
         let mut end = LogEnd::of(checkpoint, epoch);
         if epoch == CLOSED_EPOCH {
-            // None follows, but a root may have, and be lost. In the order of the device, for which this is on the way.
+            // None follows, but a root may have, and be lost. In the order of the device, which has a way to go only.
             end.places.sort_by_key(|(segment, offset)| {
                 self.store.range_of(*segment).map_or(0, |range| range.start + u64::from(*offset))
             });

@@ -66,11 +66,12 @@ pub(crate) fn summary_at(store: &dyn SegmentStore, segment: SegmentId, offset: u
 /// The same, read in some way from a segment of a store; and its own bytes.
 fn summary_by(store: &dyn SegmentStore, get: GetBytes<'_>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
     let end = store.segment_bytes();
-    // A batch has whole units, and one mostly has all of its summary.
-    let first = SUMMARY_BYTES.next_multiple_of(store.alignment() as usize);
-    if u64::from(offset) + first as u64 > end {
+    if u64::from(offset) + SUMMARY_BYTES as u64 > end {
         return Err(corrupt("a summary is not within its segment"));
     }
+    // A batch has whole units, and one unit mostly has all of its summary. It was written with shorter ones if the image was on another device then.
+    let unit = SUMMARY_BYTES.next_multiple_of(store.alignment() as usize);
+    let first = unit.min((end - u64::from(offset)) as usize);
     let mut bytes = vec![0; first];
     get(u64::from(offset), &mut bytes)?;
     let n = Summary::length_of(&bytes)?;

@@ -244,6 +244,11 @@ impl Shared {
         Ok(data)
     }
 
+    /// See [`cffs_device::Device::is_rotational`].
+    pub(crate) fn is_rotational(&self) -> bool {
+        self.store.is_rotational()
+    }
+
     /// See [`cffs_device::Device::note_group`]. Of a group of nodes half suffices: they are close together.
     pub(crate) fn note_group(&self, bytes: u64) {
         self.around.set_chunk(bytes);

@@ -124,8 +124,9 @@ impl Source for Nodes<'_> {
 /// Bytes that are read at once for nodes that may be asked for.
 const EXPECTED_BYTES: u32 = 64 << 10;
 
-/// Bytes that [`ReadAhead`] reads at once, and how often it keeps them.
+/// Bytes that are read at once for nodes that were stored side by side.
 pub(crate) const AHEAD_BYTES: u64 = 128 << 10;
+/// How often [`ReadAhead`] keeps them.
 const AHEAD_CHUNKS: usize = 32;
 
 /// Reads nodes that a checkpoint has stored side by side in few requests, for who needs all of a tree and never again. Nothing is put
@@ -141,7 +142,7 @@ impl<'a> ReadAhead<'a> {
         ReadAhead { store, chunks: RefCell::default() }
     }
 
-    /// Has what was read already.
+    /// Takes what was read already.
     pub(crate) fn add(&self, segment: SegmentId, offset: u64, bytes: Vec<u8>) {
         self.chunks.borrow_mut().push_front((segment, offset, bytes));
     }

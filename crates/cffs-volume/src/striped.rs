@@ -210,6 +210,10 @@ impl Device for Striped {
         }
     }
 
+    fn is_rotational(&self) -> bool {
+        self.parts.iter().any(|p| p.device.is_rotational())
+    }
+
     fn width(&self) -> usize {
         let each = self.parts.iter().map(|p| p.device.width()).min().unwrap_or(1);
         if matches!(self.layout, Layout::Stripe { .. }) { each.saturating_mul(self.parts.len()) } else { each }

@@ -618,6 +618,9 @@ impl Device for Volume {
     fn max_request(&self) -> usize {
         self.inner().max_request()
     }
+    fn is_rotational(&self) -> bool {
+        self.inner().is_rotational()
+    }
     fn width(&self) -> usize {
         self.inner().width()
     }

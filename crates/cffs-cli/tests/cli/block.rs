@@ -89,9 +89,6 @@ fn an_image_in_a_file_gets_a_loop_device_that_goes_with_the_mount() {
         assert_eq!(devices.len(), 1, "{devices:?}");
         let text = |file: &str| fs::read_to_string(devices[0].join(file)).unwrap().trim().to_owned();
         assert_eq!((text("dev"), text("ro"), text("loop/autoclear")), (number.clone(), read_only.into(), "1".into()));
-        let ahead = fs::read_to_string(format!("/sys/class/bdi/{number}-fuseblk/read_ahead_kb")).unwrap();
-        let rotational = text("queue/rotational") == "1";
-        assert_eq!(ahead.trim(), if rotational { "1024" } else { "2048" });
         let info = json(&ok(&["info", "--json", &name]));
         assert_eq!(info["mount"]["image"], image.as_str(), "not the loop device");
         if read_only == "0" {
@@ -102,6 +99,29 @@ fn an_image_in_a_file_gets_a_loop_device_that_goes_with_the_mount() {
         until_free(&image);
     }
     ok(&["fsck", "-n", &image]);
+}
+
+#[test]
+fn the_kernel_reads_ahead_farther_where_no_arm_serves_the_device() {
+    if !block_mounts_work() {
+        return;
+    }
+    for words in [&[][..], &["--layout=log"]] {
+        let dir = temp_dir();
+        let device = LoopDevice::of(&make_image(dir.path(), words));
+        let rotational = Path::new("/sys/block").join(device.0.trim_start_matches("/dev/")).join("queue/rotational");
+        let (path, name) = mount_point(dir.path());
+        let _mounted = Mounted(path.clone());
+        for (arm, kib) in [("0", "2048"), ("1", "1024")] {
+            fs::write(&rotational, arm).unwrap();
+            ok(&["mount", &device.0, &name]);
+            let (kind, number) = table_entry(&path);
+            assert_eq!(kind, "fuseblk.cffs");
+            let ahead = fs::read_to_string(format!("/sys/class/bdi/{number}-fuseblk/read_ahead_kb")).unwrap();
+            assert_eq!(ahead.trim(), kib, "{words:?}, rotational {arm}");
+            umount(&name);
+        }
+    }
 }
 
 #[test]

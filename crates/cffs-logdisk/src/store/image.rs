@@ -529,6 +529,10 @@ impl SegmentStore for ImageStore {
         self.slot_bytes
     }
 
+    fn is_rotational(&self) -> bool {
+        self.device.is_rotational()
+    }
+
     fn alignment(&self) -> u32 {
         self.device.sector_size()
     }

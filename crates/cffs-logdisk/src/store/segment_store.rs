@@ -120,6 +120,10 @@ pub trait SegmentStore: Send + Sync {
     fn can_append(&self) -> bool;
     /// Largest segment in bytes.
     fn segment_bytes(&self) -> u64;
+    /// See [`cffs_device::Device::is_rotational`].
+    fn is_rotational(&self) -> bool {
+        true
+    }
     /// Unit in bytes to which a piece of a segment is padded, a power of two.
     fn alignment(&self) -> u32;
     /// Bytes of all segments that fit, or `u64::MAX / 2` for a store without a bound.

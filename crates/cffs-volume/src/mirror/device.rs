@@ -25,6 +25,10 @@ impl Device for Mirror {
         members.map(|d| d.max_request()).min().unwrap_or(1 << 20)
     }
 
+    fn is_rotational(&self) -> bool {
+        self.state.read().members.iter().filter_map(|m| m.device.as_ref()).any(|d| d.is_rotational())
+    }
+
     fn width(&self) -> usize {
         self.state.read().serving().iter().filter_map(|m| m.device.as_ref()).map(|d| d.width()).sum::<usize>().max(1)
     }
