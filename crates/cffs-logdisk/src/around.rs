@@ -471,6 +471,20 @@ mod tests {
             assert!(buf.iter().zip(offset..).all(|(b, n)| *b == at(n)), "other bytes at {offset}");
             self.2.load(Ordering::Relaxed) - before
         }
+
+        /// Reads blocks of a segment one by one, and says how many requests it took. The last blocks are not known to be written.
+        fn blocks_of(&self, segment: SegmentId, around: &Around, blocks: Range<u64>) -> u64 {
+            blocks.map(|n| self.read_of(segment, around, n * 4096, 4096, Some(USED - 8192))).sum()
+        }
+
+        /// What has seen a reader to whom all that was read around is of use, and has nothing of the last two segments.
+        fn after_one_who_reads_everything(&self, kept: usize) -> Around {
+            let around = Around::new(kept);
+            around.set_chunk(1 << 20);
+            assert_eq!([self.3, self.4].map(|segment| self.blocks_of(segment, &around, 0..1022)), [4, 4]);
+            [self.3, self.4].into_iter().for_each(|segment| around.forget(segment));
+            around
+        }
     }
 
     impl SegmentStore for Counted {
@@ -589,38 +603,28 @@ mod tests {
     #[test]
     fn who_reads_nearly_everything_gets_the_segments_that_he_skips() {
         for kept in [24 << 20, 4 << 20] {
-            let (store, around) = (Counted::new(), Around::new(kept));
-            around.set_chunk(1 << 20);
-            let used = Some(USED - 8192);
-            let all = |segment, from: u64, to: u64| {
-                (from..to).map(|n| store.read_of(segment, &around, n * 4096, 4096, used)).sum::<u64>()
-            };
-            assert_eq!(all(store.3, 0, 1022) + all(store.4, 0, 1022), 8);
-            [store.3, store.4].into_iter().for_each(|segment| around.forget(segment));
-            assert_eq!(all(store.1, 0, 512), 2);
+            let store = Counted::new();
+            let around = store.after_one_who_reads_everything(kept);
+            let all = |segment, blocks| store.blocks_of(segment, &around, blocks);
+            assert_eq!(all(store.1, 0..512), 2);
             let many = kept > USED as usize;
-            assert_eq!(store.read_of(store.4, &around, 12288, 4096, used), if many { 3 } else { 2 });
-            assert_eq!(all(store.1, 512, 1022) + all(store.4, 0, 256), 0, "little is left");
-            assert_eq!(all(store.3, 0, 1022) == 0, many, "what is more than is kept is not read");
+            assert_eq!(all(store.4, 3..4), if many { 3 } else { 2 });
+            assert_eq!(all(store.1, 512..1022) + all(store.4, 0..256), 0, "little is left");
+            assert_eq!(all(store.3, 0..1022) == 0, many, "what is more than is kept is not read");
         }
     }
 
     #[test]
     fn what_is_skipped_comes_with_it_although_parts_are_kept() {
-        let (store, around) = (Counted::new(), Around::new(24 << 20));
-        around.set_chunk(1 << 20);
-        let used = Some(USED - 8192);
-        let all = |segment, from: u64, to: u64| {
-            (from..to).map(|n| store.read_of(segment, &around, n * 4096, 4096, used)).sum::<u64>()
-        };
-        assert_eq!(all(store.3, 0, 1022) + all(store.4, 0, 1022), 8);
-        [store.3, store.4].into_iter().for_each(|segment| around.forget(segment));
-        assert_eq!(all(store.1, 0, 1022), 4);
+        let store = Counted::new();
+        let around = store.after_one_who_reads_everything(24 << 20);
+        let all = |segment, blocks| store.blocks_of(segment, &around, blocks);
+        assert_eq!(all(store.1, 0..1022), 4);
         for start in [0, 2 << 20] {
             around.add(store.3, start, (start..start + (1 << 20)).map(at).collect());
         }
-        assert!(store.read_of(store.4, &around, 12288, 4096, used) > 0);
-        assert_eq!(all(store.3, 0, 1022), 0, "the rest of what lies between");
+        assert!(all(store.4, 3..4) > 0);
+        assert_eq!(all(store.3, 0..1022), 0, "the rest of what lies between");
     }
 
     #[test]

@@ -50,7 +50,9 @@ pub(crate) fn summary_by(sector: usize, read: ReadBytes<'_>, at: u64) -> Option<
         return None;
     }
     bytes.resize(length.next_multiple_of(sector), 0);
-    read(at, &mut bytes).ok()?;
+    if bytes.len() > sector {
+        read(at + sector as u64, &mut bytes[sector..]).ok()?;
+    }
     Summary::decode(bytes.get(..length)?).ok()
 }
 
