@@ -524,6 +524,57 @@ mod tests {
         assert_eq!(read, 1, "the nodes are there");
     }
 
+    /// A device that takes longer sectors than the image was written with.
+    struct Longer(Arc<dyn Device>);
+
+    impl Device for Longer {
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn sector_size(&self) -> u32 {
+            4096
+        }
+        fn below(&self) -> Option<&dyn Device> {
+            Some(&*self.0)
+        }
+        fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [io::IoSliceMut<'_>]) -> io::Result<()> {
+            self.0.read_vectored(kind, offset, bufs)
+        }
+        fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[io::IoSlice<'_>]) -> io::Result<()> {
+            self.0.write_vectored(kind, offset, bufs)
+        }
+        fn flush(&self) -> io::Result<()> {
+            self.0.flush()
+        }
+        fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+            self.0.discard(offset, len)
+        }
+    }
+
+    #[test]
+    fn a_batch_in_the_last_part_of_a_segment_is_read_although_sectors_are_longer_now() {
+        let slot = 64 << 10;
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [1; 16], slot_bytes: slot }).unwrap();
+        let options = LogOptions::default();
+        let disk = crate::disk::LogDisk::from_state(format(Arc::new(store), 1 << 30, &options).unwrap());
+        let read_only = LogOptions { read_only: true, ..options };
+        let mut data = [1; 4096];
+        let (mut begun_there, mut before) = (0, 0);
+        for n in 0..200u64 {
+            data[n as usize] = n as u8;
+            disk.write_at(IoKind::Data, 0, &data).unwrap();
+            disk.flush().unwrap();
+            let store = ImageStore::open(Arc::new(Longer(device.clone())) as Arc<dyn Device>).unwrap();
+            let state = open(Arc::new(store), &read_only).unwrap();
+            assert!(state.read_block(MAIN_BRANCH, 0).unwrap()[..] == data, "after {n} batches");
+            let end = state.log.streams.iter().map(|s| u64::from(s.offset)).max().unwrap_or(0);
+            begun_there += u64::from(before > slot - 4096 && end > before);
+            before = end;
+        }
+        assert!(begun_there > 0, "none");
+    }
+
     /// What is full of data is only in the table: 8 of 10 TB are 120,000 segments.
     #[test]
     fn a_disk_of_ten_terabytes_is_opened_after_a_crash_with_few_reads() {
