@@ -7,7 +7,8 @@
 //!
 //! Who reads in the order of the log gets a chunk that begins there: a disk goes on for it, and would turn for what lies before. If much of what is read
 //! around is asked for, it begins where the last request ended, and the end of a segment comes with what follows it. If nearly all of it is, he may
-//! skip some segments, and all that lies between comes in one go: names lie behind the data of their files, as much as was written at a time.
+//! skip some segments, and all that lies between comes in one go: names lie behind the data of their files, as much as was written at a time, and a
+//! block of the directory above behind those of the last directory in it.
 //!
 //! A segment is never changed, so what is kept of one never becomes stale.
 
@@ -18,9 +19,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::{Bound, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that are kept of what was read around blocks, at most.
-pub(crate) const KEPT_BYTES: usize = 32 << 20;
+pub(crate) const KEPT_BYTES: usize = 48 << 20;
 /// Longest chunk.
 const CHUNK_MAX: u64 = 1 << 20;
 /// A chunk pays with so many short reads that it answers, or with half of its bytes.
@@ -31,7 +33,9 @@ const MEMORY: u64 = 64;
 const AHEAD: u64 = 2;
 /// Chunks that are read rather than come back for, and where nearly all of what is read around is asked for.
 const SKIPPED: u64 = 2;
-const SKIPPED_MOST: u64 = 18;
+const SKIPPED_MOST: u64 = 34;
+/// Long reads that are remembered.
+const HANDED_OUT: usize = 64;
 /// Misses that are remembered.
 const MISSES: usize = 8;
 
@@ -57,11 +61,23 @@ struct Chunk {
     segment: SegmentId,
     range: Range<u64>,
     bytes: Vec<u8>,
+    /// How many of its bytes were asked for so far, each time.
+    asked: AtomicU64,
 }
 
 impl Chunk {
+    fn new(segment: SegmentId, range: Range<u64>, bytes: Vec<u8>) -> Arc<Chunk> {
+        Arc::new(Chunk { segment, range, bytes, asked: AtomicU64::new(0) })
+    }
+
+    /// Whether all of it was asked for: who has it keeps it himself.
+    fn is_used_up(&self) -> bool {
+        self.asked.load(Ordering::Relaxed) >= self.bytes.len() as u64
+    }
+
     /// Copies bytes that it has.
     fn copy(&self, to: Get<'_>) {
+        self.asked.fetch_add(to.buf.len() as u64, Ordering::Relaxed);
         let first = (to.offset - self.range.start) as usize;
         to.buf.copy_from_slice(&self.bytes[first..first + to.buf.len()]);
     }
@@ -74,6 +90,8 @@ struct Inner {
     kept_max: usize,
     /// The last used first.
     kept: VecDeque<Arc<Chunk>>,
+    /// Long reads of what was asked for alone: who has asked for it has it.
+    handed_out: VecDeque<(SegmentId, Range<u64>)>,
     /// Chunks in which something was missed and that were not read.
     missed: VecDeque<(SegmentId, u64)>,
     /// Where the last request ended.
@@ -106,7 +124,7 @@ struct Section<'a> {
 pub(crate) struct Around(Mutex<Inner>);
 
 impl Around {
-    /// Keeps so many bytes at most, or what one request has brought.
+    /// Keeps so many bytes at most, or what one read has brought.
     pub(crate) fn new(kept_max: usize) -> Self {
         Around(Mutex::new(Inner { kept_max, ..Inner::default() }))
     }
@@ -119,7 +137,7 @@ impl Around {
     /// Keeps what was read before anybody has asked for it. Its bytes do not speak against chunks, because no miss has brought them.
     pub(crate) fn add(&self, segment: SegmentId, offset: u64, bytes: Vec<u8>) {
         let range = offset..offset + bytes.len() as u64;
-        self.0.lock().keep(Arc::new(Chunk { segment, range, bytes }));
+        self.0.lock().keep(Chunk::new(segment, range, bytes));
     }
 
     /// The segment that was read last.
@@ -129,7 +147,9 @@ impl Around {
 
     /// What is kept of a segment is not used again: it was not right.
     pub(crate) fn forget(&self, segment: SegmentId) {
-        self.0.lock().kept.retain(|c| c.segment != segment);
+        let mut inner = self.0.lock();
+        inner.kept.retain(|c| c.segment != segment);
+        inner.handed_out.retain(|(s, _)| *s != segment);
     }
 
     /// Whether so many bytes are kept, side by side.
@@ -176,7 +196,7 @@ impl Around {
             store.get_all(parts)?;
             return Ok(vec![false; parts.len()]);
         }
-        let chunk = |((segment, range), bytes)| Arc::new(Chunk { segment, range, bytes });
+        let chunk = |((segment, range), bytes)| Chunk::new(segment, range, bytes);
         let read: Vec<Arc<Chunk>> = ranges.into_iter().zip(bytes).map(chunk).collect();
         let mut around = Vec::new();
         for s in sections {
@@ -237,6 +257,10 @@ impl Inner {
             return;
         }
         let plan = self.plan(segment, at..at + rest.len() as u64, from, ranges);
+        if matches!(plan, Plan::Alone) && rest.len() as u64 > self.chunk / 2 {
+            self.handed_out.truncate(HANDED_OUT - 1);
+            self.handed_out.push_front((segment, at..at + rest.len() as u64));
+        }
         sections.push(Section { part, get: Get { segment, offset: at, buf: rest }, plan });
     }
 
@@ -248,9 +272,10 @@ impl Inner {
         Some(chunk)
     }
 
-    /// A range without what is kept, or being read, before and behind a part of it that is wanted.
+    /// A range without what is kept, being read, or was handed out, before and behind a part of it that is wanted.
     fn without_kept(&self, segment: SegmentId, range: Range<u64>, wanted: &Range<u64>, ranges: &Ranges) -> Range<u64> {
-        let kept = self.kept.iter().map(|c| (c.segment, &c.range)).chain(ranges.iter().map(|(s, r)| (*s, r)));
+        let others = ranges.iter().chain(&self.handed_out).map(|(s, r)| (*s, r));
+        let kept = self.kept.iter().map(|c| (c.segment, &c.range)).chain(others);
         let (mut start, mut end) = (range.start, range.end);
         for r in kept.filter(|(s, _)| *s == segment).map(|(_, r)| r) {
             if r.end <= wanted.start {
@@ -320,8 +345,10 @@ impl Inner {
     fn read_too(&mut self, segment: SegmentId, range: Range<u64>, ranges: &mut Ranges) {
         let mut start = range.start;
         while start < range.end {
-            if let Some(chunk) = self.find(segment, start) {
-                start = chunk.range.end;
+            let kept = self.find(segment, start).map(|chunk| chunk.range.end);
+            let handed_out = || self.handed_out.iter().find(|(s, r)| *s == segment && r.contains(&start));
+            if let Some(end) = kept.or_else(|| handed_out().map(|(_, r)| r.end)) {
+                start = end;
                 continue;
             }
             let part = self.without_kept(segment, start..range.end, &(start..start), ranges);
@@ -403,7 +430,7 @@ impl Inner {
         let nearly_all = 4 * used >= 3 * self.extra;
         let less = SKIPPED * self.chunk;
         // Who has only begun may read anything next.
-        let most = (SKIPPED_MOST * self.chunk).min(self.kept_max as u64 / 4 * 3).min(used);
+        let most = (SKIPPED_MOST * self.chunk).min(self.kept_max as u64 / 4 * 3).min(2 * used);
         if nearly_all { most.max(less) } else { less }
     }
 
@@ -418,14 +445,16 @@ impl Inner {
         false
     }
 
+    /// Keeps a chunk, in place of what was asked for already, and then of what was used longest ago.
     fn keep(&mut self, chunk: Arc<Chunk>) {
+        let mut bytes = chunk.bytes.len() + self.kept.iter().map(|c| c.bytes.len()).sum::<usize>();
+        while bytes > self.kept_max
+            && let used_up = self.kept.iter().rposition(|c| c.is_used_up())
+            && let Some(gone) = self.kept.remove(used_up.unwrap_or(self.kept.len().saturating_sub(1)))
+        {
+            bytes -= gone.bytes.len();
+        }
         self.kept.push_front(chunk);
-        let (mut bytes, most) = (0, self.kept_max);
-        self.kept.retain(|c| {
-            let first = bytes == 0;
-            bytes += c.bytes.len();
-            first || bytes <= most
-        });
     }
 }
 
@@ -433,7 +462,6 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::store::MemoryStore;
-    use std::sync::atomic::{AtomicU64, Ordering};
 
     /// A store in memory that counts requests, with three segments side by side whose bytes tell where they are.
     struct Counted(MemoryStore, SegmentId, AtomicU64, SegmentId, SegmentId);
@@ -577,6 +605,38 @@ mod tests {
         // Not of whole blocks, and with something kept in the middle: one request.
         assert!(store.read(&around, (320 << 10) + 700, 900, Some(USED)));
         assert_eq!(store.read_of(store.1, &around, (300 << 10) + 100, 200 << 10, Some(USED)), 1);
+    }
+
+    #[test]
+    fn what_was_read_alone_does_not_come_with_its_neighbours() {
+        let (store, around) = (Counted::new(), around());
+        assert!((16..32).filter(|n| store.read(&around, n * 4096, 4096, Some(USED))).count() == 1, "chunks pay");
+        assert_eq!(store.read_of(store.1, &around, 256 << 10, 100 << 10, Some(USED)), 1, "longer than a chunk");
+        store.read(&around, 1 << 20, 4096, Some(USED));
+        assert_eq!(store.read_of(store.1, &around, 376 << 10, 4096, Some(USED)), 1);
+        assert!(around.has(store.1, 356 << 10, 28 << 10) && !around.has(store.1, 352 << 10, 4096));
+        store.read(&around, 0, 4096, Some(USED));
+        // Who skips it does not get it again either, but what is before and behind it.
+        let mut ranges = vec![(store.1, 200 << 10..204 << 10)];
+        around.0.lock().read_too(store.1, 204 << 10..400 << 10, &mut ranges);
+        let read: Vec<_> = ranges.into_iter().skip(1).map(|(_, r)| r.start >> 10..r.end >> 10).collect();
+        assert_eq!(read, [204..256, 384..400]);
+        around.forget(store.1);
+        assert!(around.0.lock().handed_out.is_empty());
+    }
+
+    #[test]
+    fn what_was_asked_for_already_makes_room_for_what_was_not() {
+        let store = Counted::new();
+        let around = Around::new(256 << 10);
+        around.set_chunk(64 << 10);
+        let all = |from: u64, to: u64| {
+            (from..to).map(|n| store.read_of(store.1, &around, n * 4096, 4096, Some(USED))).sum::<u64>()
+        };
+        assert_eq!(all(128, 144), 1, "chunks pay");
+        assert_eq!(all(32, 33), 1, "one block of its chunk, and then all of others");
+        assert_eq!(all(320, 320 + 16 * 8), 8, "twice as much as is kept");
+        assert_eq!(all(33, 48), 0, "the rest of it is still there");
     }
 
     #[test]
