@@ -204,9 +204,10 @@ fn copies_of_members_are_copies_of_the_volume() {
     assert!(mirrors.iter().all(|m| m.mirror().unwrap().status().dirty_regions == 0), "the members are finished too");
 }
 
-struct Thin(MemoryDevice, DeviceSpace);
+/// A device that says how much it has, or whether it has an arm.
+struct Telling(MemoryDevice, Option<DeviceSpace>, bool);
 
-impl Device for Thin {
+impl Device for Telling {
     fn len(&self) -> u64 {
         self.0.len()
     }
@@ -226,8 +227,17 @@ impl Device for Thin {
         self.0.discard(offset, len)
     }
     fn space(&self) -> Option<DeviceSpace> {
-        Some(self.1)
+        self.1
     }
+    fn is_rotational(&self) -> bool {
+        self.2
+    }
+}
+
+fn both_of(kind: Kind, devices: [Telling; 2]) -> Volume {
+    let c: Vec<Candidate> = devices.into_iter().map(|d| Candidate::new("telling", Arc::new(d))).collect();
+    create(&c, &CreateOptions::new(kind)).unwrap();
+    open(&c, &OpenOptions { depth: 1, ..OpenOptions::default() }).unwrap()
 }
 
 /// What thin members can take together is known above.
@@ -235,13 +245,19 @@ impl Device for Thin {
 fn the_space_of_thin_members_is_told() {
     let space = |free| DeviceSpace { total: 1 << 20, free, unit: 4096, unit_cost: 4096, keeps_old: false };
     for (kind, free) in [(Kind::Mirror, 100 << 12), (Kind::Stripe, 200 << 12), (Kind::Concat, 150 << 12)] {
-        let thin = |n: u64| Arc::new(Thin(MemoryDevice::new(3 << 20), space(n << 12)));
-        let c: Vec<Candidate> = [100, if kind == Kind::Concat { 50 } else { 300 }]
-            .into_iter()
-            .map(|n| Candidate::new("thin", thin(n)))
-            .collect();
-        create(&c, &CreateOptions::new(kind)).unwrap();
-        let volume = open(&c, &OpenOptions { depth: 1, ..OpenOptions::default() }).unwrap();
+        let second = if kind == Kind::Concat { 50 } else { 300 };
+        let thin = [100, second].map(|n| Telling(MemoryDevice::new(3 << 20), Some(space(n << 12)), true));
+        let volume = both_of(kind, thin);
         assert_eq!(volume.space().map(|s| s.free), Some(free), "{kind}");
+    }
+}
+
+#[test]
+fn one_arm_makes_a_volume_one_with_an_arm() {
+    for kind in [Kind::Mirror, Kind::Stripe, Kind::Concat] {
+        for arms in [[false, false], [false, true], [true, false], [true, true]] {
+            let volume = both_of(kind, arms.map(|arm| Telling(MemoryDevice::new(3 << 20), None, arm)));
+            assert_eq!(volume.is_rotational(), arms.contains(&true), "{kind} of {arms:?}");
+        }
     }
 }
