@@ -198,8 +198,19 @@ fn many_parts_at_once_need_nothing_of_what_they_replace() {
     assert!(buf.iter().all(|b| *b == 9));
 }
 
-/// Counts the reads of each batch.
-struct Batches(MemoryDevice, Mutex<Vec<usize>>);
+/// Notes where the reads of each batch were.
+struct Batches(MemoryDevice, Mutex<Vec<Vec<u64>>>);
+
+impl Batches {
+    fn new() -> Arc<Batches> {
+        Arc::new(Batches(MemoryDevice::new(64 << 20), Mutex::default()))
+    }
+
+    /// The batches since the last time.
+    fn take(&self) -> Vec<Vec<u64>> {
+        std::mem::take(&mut *self.1.lock().unwrap())
+    }
+}
 
 impl Device for Batches {
     fn len(&self) -> u64 {
@@ -209,11 +220,11 @@ impl Device for Batches {
         self.0.sector_size()
     }
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.1.lock().unwrap().push(1);
+        self.1.lock().unwrap().push(vec![offset]);
         self.0.read_vectored(kind, offset, bufs)
     }
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        self.1.lock().unwrap().push(requests.len());
+        self.1.lock().unwrap().push(requests.iter().map(|r| r.offset).collect());
         requests.iter_mut().try_for_each(|r| self.0.read_at(r.kind, r.offset, r.buf))
     }
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -229,7 +240,7 @@ impl Device for Batches {
 
 #[test]
 fn what_a_read_needs_is_asked_for_at_once() {
-    let device = Arc::new(Batches(MemoryDevice::new(64 << 20), Mutex::default()));
+    let device = Batches::new();
     let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: 1 << 20 }).unwrap();
     let disk = LogDisk::format(Arc::new(store), 1 << 40, &LogOptions::default()).unwrap();
     for block in (0..64).rev() {
@@ -239,9 +250,9 @@ fn what_a_read_needs_is_asked_for_at_once() {
     // One has what it would have without having been written.
     disk.checkpoint().unwrap();
     let asked = |disk: &LogDisk, requests: &mut [ReadRequest<'_>]| {
-        device.1.lock().unwrap().clear();
+        device.take();
         disk.read_batch(requests).unwrap();
-        device.1.lock().unwrap().clone()
+        device.take().iter().map(Vec::len).collect::<Vec<_>>()
     };
     let mut buf = vec![0; 64 * BLOCK_BYTES];
     let whole = ReadRequest { kind: IoKind::Data, offset: 0, buf: &mut buf };
@@ -262,7 +273,7 @@ fn what_a_read_needs_is_asked_for_at_once() {
 /// Compressed units that were written one behind the other are read with one request, also where some do not compress.
 #[test]
 fn neighbours_come_with_one_request_whatever_their_form() {
-    let device = Arc::new(Batches(MemoryDevice::new(64 << 20), Mutex::default()));
+    let device = Batches::new();
     let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: 1 << 20 }).unwrap();
     let options = LogOptions { compression: Compression::Lz4, ..LogOptions::default() };
     let disk = LogDisk::format(Arc::new(store), 1 << 40, &options).unwrap();
@@ -274,11 +285,11 @@ fn neighbours_come_with_one_request_whatever_their_form() {
     disk.write_at(IoKind::Data, 0, &data).unwrap();
     disk.flush().unwrap();
     let read = |offset: usize, len: usize| {
-        device.1.lock().unwrap().clear();
+        device.take();
         let mut buf = vec![0; len];
         disk.read_at(IoKind::Data, offset as u64, &mut buf).unwrap();
         assert!(buf == data[offset..offset + len], "{len} bytes at {offset}");
-        device.1.lock().unwrap().iter().sum::<usize>()
+        device.take().iter().map(Vec::len).sum::<usize>()
     };
     assert_eq!(read(0, data.len()), 1);
     for _ in 0..200 {
@@ -321,4 +332,24 @@ fn a_disk_says_what_lies_together() {
     write(&disk, 20, 1);
     assert_eq!((together(20), together(30)), ((12, 200), (12, 200)), "what is in memory costs nothing either");
     assert_eq!(disk.together(5 * BLOCK, 5 * BLOCK + 512..6 * BLOCK), 5 * BLOCK + 512..6 * BLOCK);
+}
+
+/// The places behind which a batch might be are looked at on one way of the arm: that of the data is behind that of the nodes here.
+#[test]
+fn what_was_closed_is_looked_at_in_the_order_of_the_device() {
+    let device = Batches::new();
+    let options = LogOptions::default();
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: 1 << 20 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 40, &options).unwrap();
+    write(&disk, 0, 8);
+    disk.checkpoint().unwrap();
+    (1..10).for_each(|n| write(&disk, n * 100, 64));
+    disk.finish().unwrap();
+    drop(disk);
+    device.take();
+    LogDisk::open(Arc::new(ImageStore::open(device.clone()).unwrap()), &options).unwrap();
+    let reads: Vec<u64> = device.take().into_iter().flatten().collect();
+    let far = reads.iter().filter(|at| **at >= 2 << 20).count();
+    assert!(far > 1, "places in two segments: {reads:?}");
+    assert!(reads.is_sorted(), "{reads:?}");
 }
