@@ -164,6 +164,10 @@ impl Device for SimDevice {
         self.contents.sector_size()
     }
 
+    fn is_rotational(&self) -> bool {
+        self.state.lock().0.has_arm()
+    }
+
     fn max_request(&self) -> usize {
         self.said.load(Ordering::Relaxed)
     }

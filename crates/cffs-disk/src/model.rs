@@ -15,6 +15,11 @@ pub enum Model {
 }
 
 impl Model {
+    /// Whether it is a disk with an arm.
+    pub fn has_arm(&self) -> bool {
+        matches!(self, Model::Mechanical(_))
+    }
+
     /// Serves requests that are issued together at `now`. Returns when the last of them completes.
     pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
         match self {

@@ -60,6 +60,7 @@ mod evacuate;
 mod extent;
 #[cfg(test)]
 mod hostile_tests;
+mod kept;
 mod layouts;
 mod log;
 mod mend;

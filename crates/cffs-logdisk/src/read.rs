@@ -133,7 +133,7 @@ fn visible(piece: Piece, shown: impl Fn(usize) -> bool) -> Vec<Piece> {
     parts
 }
 
-/// Segments between what was read last and what is read that may be of use.
+/// Segments between what was read last and what is read that may be of use, with the first of these. Where they are short, what is skipped ends with them.
 const BETWEEN: usize = 16;
 
 /// Reads segments.

@@ -251,8 +251,9 @@ impl Shared {
 
     /// See [`cffs_device::Device::note_group`]. Of a group of nodes half suffices: they are close together.
     pub(crate) fn note_group(&self, bytes: u64) {
-        self.around.set_chunk(bytes);
-        self.state.lock().cache.lock().around().set_chunk(bytes / 2);
+        let has_arm = self.is_rotational();
+        self.around.set_chunk(bytes, has_arm);
+        self.state.lock().cache.lock().around().set_chunk(bytes / 2, has_arm);
     }
 
     /// See [`Device::together`]; what is not known is together.

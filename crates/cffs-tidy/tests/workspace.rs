@@ -63,6 +63,7 @@ const LOGDISK: &[&Layer] = &[
     &["layouts"],
     &["tree", "compress"],
     &["around", "patch", "covered"],
+    &["kept"],
     &["extent", "options", "copies"],
     &["store"],
     &["codec"],

@@ -150,7 +150,7 @@ pub fn orders(scale: u64) -> Result<Outcome> {
         outcome.table(format!("{disk}: requests per 1,000 files"), "writing, layout", &columns, requests);
     }
     let of = DISKS.map(|(disk, files)| format!("{} on {disk}", files / scale as usize)).join(", ");
-    outcome.notes = vec![format!("Files of 4 KB in directories of {PER_DIR}, synced {SYNCS} times: {of}.")];
+    outcome.notes = vec![format!("Files of 4 KB in directories of {PER_DIR}, synced about {SYNCS} times: {of}.")];
     Ok(outcome)
 }
 
