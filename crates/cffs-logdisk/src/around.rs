@@ -7,8 +7,8 @@
 //!
 //! Who reads in the order of the log gets a chunk that begins there: a disk goes on for it, and would turn for what lies before. If much of what is read
 //! around is asked for, it begins where the last request ended, and the end of a segment comes with what follows it. If nearly all of it is, and there
-//! may be an arm, he may skip some segments, and all that lies between comes in one go: names lie behind the data of their files, as much as was written at a time, and a
-//! block of the directory above behind those of the last directory in it.
+//! may be an arm, he may skip some segments, and all that lies between comes in one go: names lie behind the data of their files, as much as was
+//! written at a time, and a block of the directory above behind those of the last directory in it.
 //!
 //! A segment is never changed, so what is kept of one never becomes stale.
 
@@ -31,9 +31,9 @@ const PAYS: u64 = 3;
 const MEMORY: u64 = 64;
 /// Chunks that what was saved so far pays in advance: who has read much in one place may be about to write.
 const AHEAD: u64 = 2;
-/// Chunks that are read rather than come back for, and where nearly all of what is read around is asked for.
+/// Chunks that are read rather than come back for.
 const SKIPPED: u64 = 2;
-/// Where an arm would go there and back: names lie up to 16 MB behind the first data that was written back with them, and a block of the directory above
+/// The same where nearly all of what is read around is asked for, and an arm would go there and back: names lie up to 16 MB behind the first data that was written back with them, and a block of the directory above
 /// up to 30 MB behind the first names in it.
 const SKIPPED_MOST: u64 = 34;
 /// Misses that are remembered.

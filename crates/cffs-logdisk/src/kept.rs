@@ -34,7 +34,7 @@ impl Chunk {
         Arc::new(Chunk { segment, range, bytes, asked, blocks_asked: AtomicU64::new(0) })
     }
 
-    /// Where it ends in its segment.
+    /// Where it is in its segment.
     pub(crate) fn range(&self) -> &Range<u64> {
         &self.range
     }
