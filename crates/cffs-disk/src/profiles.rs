@@ -69,11 +69,6 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Whether it is a disk with an arm.
-    pub fn has_arm(&self) -> bool {
-        matches!(self.kind, Kind::Mechanical(_))
-    }
-
     /// An idle disk with this profile.
     pub fn model(&self) -> Model {
         match &self.kind {

@@ -33,8 +33,8 @@ const MEMORY: u64 = 64;
 const AHEAD: u64 = 2;
 /// Chunks that are read rather than come back for.
 const SKIPPED: u64 = 2;
-/// The same where nearly all of what is read around is asked for, and an arm would go there and back: names lie up to 16 MB behind the first data that was written back with them, and a block of the directory above
-/// up to 30 MB behind the first names in it.
+/// The same where nearly all of what is read around is asked for, and an arm would go there and back: names lie up to 16 MB behind the first data that
+/// was written back with them, and a block of the directory above up to 30 MB behind the first names in it.
 const SKIPPED_MOST: u64 = 34;
 /// Misses that are remembered.
 const MISSES: usize = 8;

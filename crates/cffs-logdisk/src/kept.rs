@@ -1,6 +1,6 @@
 //! What was read of segments and is still in memory, and what was handed out at once.
 
-use crate::extent::BLOCK_BYTES;
+use crate::extent::SECTOR_BYTES;
 use crate::store::{Get, SegmentId};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Long reads that are remembered.
 const HANDED_OUT: usize = 64;
-/// A chunk is used up when all but one in so many of its blocks were asked for: summaries never are, nor what is dead.
+/// A chunk is used up when all but one in so many of its sectors were asked for: summaries never are, nor what is dead.
 const LEFT_DIVISOR: u64 = 16;
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
+const SECTOR: u64 = SECTOR_BYTES as u64;
 
 /// A range of a segment.
 pub(crate) type Part = (SegmentId, Range<u64>);
@@ -22,16 +22,16 @@ pub(crate) struct Chunk {
     segment: SegmentId,
     range: Range<u64>,
     bytes: Vec<u8>,
-    /// A bit for each block of which something was asked for, and how many these are.
+    /// A bit for each sector of which something was asked for, and how many these are. Blocks begin at any of them.
     asked: Box<[AtomicU64]>,
-    blocks_asked: AtomicU64,
+    sectors_asked: AtomicU64,
 }
 
 impl Chunk {
     pub(crate) fn new(segment: SegmentId, offset: u64, bytes: Vec<u8>) -> Arc<Chunk> {
         let range = offset..offset + bytes.len() as u64;
-        let asked = (0..blocks_of(&range).div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Chunk { segment, range, bytes, asked, blocks_asked: AtomicU64::new(0) })
+        let asked = (0..sectors_of(&range).div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(Chunk { segment, range, bytes, asked, sectors_asked: AtomicU64::new(0) })
     }
 
     /// Where it is in its segment.
@@ -39,17 +39,20 @@ impl Chunk {
         &self.range
     }
 
-    /// Notes that bytes that it has are asked for. Returns the bytes of the blocks in which none were before.
+    /// Notes that bytes that it has are asked for. Returns the bytes of the sectors in which none were before.
     pub(crate) fn note(&self, offset: u64, len: u64) -> u64 {
-        let first = self.range.start / BLOCK;
-        let blocks = offset / BLOCK - first..(offset + len).div_ceil(BLOCK) - first;
-        let is_new = |n: &u64| {
-            let bit = 1 << (n % 64);
-            self.asked[(n / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0
-        };
-        let new = blocks.filter(is_new).count() as u64;
-        self.blocks_asked.fetch_add(new, Ordering::Relaxed);
-        new * BLOCK
+        let start = self.range.start / SECTOR;
+        let (first, end) = (offset / SECTOR - start, (offset + len).div_ceil(SECTOR) - start);
+        let below = |bit: u64| if bit < 64 { (1 << bit) - 1 } else { u64::MAX };
+        let mut new = 0;
+        for word in first / 64..end.div_ceil(64) {
+            let from = word * 64;
+            let wanted = below(end - from) & !below(first.saturating_sub(from));
+            let before = self.asked[word as usize].fetch_or(wanted, Ordering::Relaxed);
+            new += u64::from((wanted & !before).count_ones());
+        }
+        self.sectors_asked.fetch_add(new, Ordering::Relaxed);
+        new * SECTOR
     }
 
     /// Copies bytes that it has.
@@ -59,14 +62,14 @@ impl Chunk {
     }
 
     fn is_used_up(&self) -> bool {
-        let blocks = blocks_of(&self.range);
-        self.blocks_asked.load(Ordering::Relaxed) >= blocks - blocks / LEFT_DIVISOR
+        let sectors = sectors_of(&self.range);
+        self.sectors_asked.load(Ordering::Relaxed) >= sectors - sectors / LEFT_DIVISOR
     }
 }
 
-/// Blocks that a range has a part of.
-fn blocks_of(range: &Range<u64>) -> u64 {
-    range.end.div_ceil(BLOCK) - range.start / BLOCK
+/// Sectors that a range has a part of.
+fn sectors_of(range: &Range<u64>) -> u64 {
+    range.end.div_ceil(SECTOR) - range.start / SECTOR
 }
 
 /// Chunks within a bound.
@@ -141,7 +144,9 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extent::BLOCK_BYTES;
 
+    const BLOCK: u64 = BLOCK_BYTES as u64;
     const SEGMENT: SegmentId = 1;
 
     fn chunk(offset: u64, blocks: u64) -> Arc<Chunk> {
@@ -150,14 +155,21 @@ mod tests {
 
     #[test]
     fn a_byte_that_is_asked_for_again_counts_once() {
-        let c = Chunk::new(SEGMENT, 8192 + 512, vec![0; 100 * BLOCK_BYTES]);
-        assert_eq!(c.note(8192 + 512, 512), BLOCK);
-        assert_eq!(c.note(8192 + 512, 2048), 0);
-        assert_eq!(c.note(8192 + 512, 2 * BLOCK), 2 * BLOCK, "of three blocks two are new");
+        let start = 8192 + 512;
+        let c = Chunk::new(SEGMENT, start, vec![0; 100 * BLOCK_BYTES]);
+        assert_eq!(c.note(start, 512), 512);
+        assert_eq!(c.note(start + 100, 412), 0);
+        assert_eq!(c.note(start, 2 * BLOCK), 2 * BLOCK - 512);
+        assert_eq!(c.note(start + 50 * BLOCK + 700, 100), 512, "of one sector a part");
+        assert_eq!(c.note(start + 50 * BLOCK, BLOCK), BLOCK - 512);
         assert!(!c.is_used_up());
-        assert_eq!(c.note(c.range.start, 100 * BLOCK), 98 * BLOCK, "it has a part of 101");
-        assert_eq!(c.note(c.range.end - 700, 700), 0);
+        assert_eq!(c.note(start, 100 * BLOCK), 97 * BLOCK);
+        assert_eq!(c.note(start + 100 * BLOCK - 700, 700), 0);
         assert!(c.is_used_up());
+        // Every other block is half of them, wherever they begin.
+        let c = Chunk::new(SEGMENT, start, vec![0; 100 * BLOCK_BYTES]);
+        assert_eq!((0..50).map(|n| c.note(start + 2 * n * BLOCK, BLOCK)).sum::<u64>(), 50 * BLOCK);
+        assert!(!c.is_used_up());
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Session {
         std::fs::create_dir_all(&root)?;
         let served = Served::start(medium.clone(), &at)?;
         let over = Loop::attach(&served.file())?;
-        over.set_rotational(profile.has_arm())?;
+        over.set_rotational(profile.model().has_arm())?;
         if let Some((words, _)) = format {
             kind.format(program, words, over.device())?;
         }
