@@ -24,6 +24,8 @@ const SLACK_DIVISOR: u64 = 16;
 const FREE_PARTS: (u64, u64) = (3, 4);
 /// Elsewhere windows have so much of it.
 const SCARCE_PARTS: (u64, u64) = (2, 3);
+/// Free space is scarce where there is at most so often the aim.
+const SCARCE_AIMS: u64 = 2;
 /// With one in so many parts of that, where it does not suffice for whole groups or the budget, it is tried again.
 const SHRINK: (u64, u64) = (3, 4);
 /// More windows than the fewest possible are tried, at most so many times as many.
@@ -93,6 +95,25 @@ fn expected(cx: &MoveCtx<'_>, windows: &[Window], before: FreeRuns) -> FreeRuns 
     }
 }
 
+/// Whether what is free is scarce, and half of it lies in the fewest runs that are possible. What moves into these would leave others
+/// without.
+pub fn is_all_in_few_runs(cx: &MoveCtx<'_>) -> Result<bool> {
+    let (space, g) = (cx.file.space, *cx.file.cache.geometry());
+    let (free, reserved) = space.free_and_reserved();
+    let usable = free.saturating_sub(reserved);
+    if usable > SCARCE_AIMS * aim(&g) {
+        return Ok(false);
+    }
+    let half = usable / 2;
+    let runs = space.longest_runs(half)?;
+    Ok(runs.iter().sum::<u64>() >= half && runs.len() as u64 <= half.div_ceil(longest_window(&g).max(1)))
+}
+
+/// The longest free run that there can be, in fragments.
+fn longest_window(g: &Geometry) -> u64 {
+    g.frag_of_block((0..g.ag_count).map(|ag| groups_of(g, ag)).map(|r| r.end - r.start).max().unwrap_or(0))
+}
+
 /// Fragments in use in parts of the device.
 fn used_in(cx: &MoveCtx<'_>, parts: &[Range<FragAddr>]) -> Result<u64> {
     let g = *cx.file.cache.geometry();
@@ -139,8 +160,7 @@ fn choose(
     // Always: as much as has a place elsewhere, so that something moves.
     let fits = wanted <= usable * FREE_PARTS.0 / FREE_PARTS.1 && !limits.always;
     let mut goal = if fits { wanted } else { scarce.min(wanted) };
-    let longest =
-        g.frag_of_block((0..g.ag_count).map(|ag| groups_of(&g, ag)).map(|r| r.end - r.start).max().unwrap_or(0));
+    let longest = longest_window(&g);
     while goal >= g.group_frags() && longest > 0 {
         let enough = goal - goal / (SLACK_DIVISOR + 1);
         let now = space.longest_runs(enough)?;

@@ -35,6 +35,8 @@ const ROUND_DIVISOR: u64 = 32;
 const ROUNDS_IN_VAIN: u64 = 3;
 /// Free space comes together after a regroup where at least one in so many parts of all is free.
 const FREE_DIVISOR: u64 = 16;
+/// Where free space lies together and is scarce, a regroup has to save more than one in so many parts of the cost.
+const UNDO_DIVISOR: u64 = 6;
 /// Names come together with strays already, if not more bytes than these move for each request that is saved.
 const NAMES_PRICE: u64 = 256 << 10;
 /// Most passes in which any better place is taken.
@@ -54,9 +56,14 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     if prices.is_empty() {
         planner.expect(survey.total() >> planner.g.frag_shift);
     }
-    let complete = prices.is_empty() && !limits.always && !limits.dry_run;
+    let complete = prices.is_empty() && !limits.always;
+    let whole = complete && roots.contains(&ROOT_INO);
+    if whole && planner.would_undo(&survey)? {
+        planner.report();
+        return Ok(());
+    }
     planner.work(roots, prices)?;
-    if complete && roots.contains(&ROOT_INO) {
+    if whole && !limits.dry_run {
         planner.bring_free_space_together(roots)?;
     }
     Ok(())
@@ -279,27 +286,43 @@ impl<'a> Planner<'a> {
         self.run_frags = (RUN_GROUPS * self.g.group_frags()).min(frags);
     }
 
-    /// Free space comes together, because what is written next lies there. At most as much moves as has moved before, so a
-    /// second regroup moves nothing; and nothing where hardly anything is free, because that would scatter more than it gains.
+    /// Whether what is to be moved saves little, and would take the free space that an earlier regroup has brought together.
+    fn would_undo(&self, survey: &Survey) -> Result<bool> {
+        Ok(survey.saved < self.total_cost() / UNDO_DIVISOR && free_space::is_all_in_few_runs(&self.cx)?)
+    }
+
+    /// Free space comes together, because what is written next lies there; and once more after files that went into gaps for
+    /// that are brought back. Each time at most as much moves as the regroup has moved, so a second regroup moves nothing; and
+    /// nothing where hardly anything is free, because that would scatter more than it gains.
     fn bring_free_space_together(&mut self, roots: &[Ino]) -> Result<()> {
         let moved = self.progress.bytes_moved;
         let (free, reserved) = self.cx.file.space.free_and_reserved();
         if moved == 0 || free.saturating_sub(reserved) < self.g.total_frags() / FREE_DIVISOR {
             return Ok(());
         }
-        let limits = Limits { budget: self.limits.budget.min(2 * moved), ..self.limits };
-        let outcome = free_space::run(&self.cx, limits, Gaps::InOrder, self.control, &mut self.progress);
-        // That is told those who ask for nothing else.
-        self.progress.free_runs = None;
-        self.report();
-        outcome?;
-        if self.progress.bytes_moved > moved {
+        if self.gather_free_space(moved)? {
             // Some files lie elsewhere now.
             let survey = self.survey(roots)?;
             self.expect(survey.total() >> self.g.frag_shift);
             self.work(roots, Vec::new())?;
+            // They took a part of it.
+            if self.gather_free_space(moved)? {
+                self.survey(roots)?;
+                self.report();
+            }
         }
         Ok(())
+    }
+
+    /// Moves at most so many bytes. False if nothing had to move.
+    fn gather_free_space(&mut self, most: u64) -> Result<bool> {
+        let moved = self.progress.bytes_moved;
+        let limits = Limits { budget: self.limits.budget.min(moved.saturating_add(most)), ..self.limits };
+        let outcome = free_space::run(&self.cx, limits, Gaps::InOrder, self.control, &mut self.progress);
+        // That is told those who ask for nothing else.
+        self.progress.free_runs = None;
+        self.report();
+        outcome.map(|()| self.progress.bytes_moved > moved)
     }
 
     /// Moves what costs at most each of these prices, then everything. Without prices the budget suffices for that.

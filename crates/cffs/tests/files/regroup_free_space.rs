@@ -238,6 +238,24 @@ fn where_hardly_anything_is_free_as_much_as_can_be_is_brought_together() {
     aged.end("nearly full");
 }
 
+/// What is written next finds a long run, and a second regroup does not fill it for the little that it would save.
+#[test]
+fn a_regroup_of_a_nearly_full_device_leaves_a_long_free_run() {
+    let aged = Aged::new(&options(), 89);
+    let fs = aged.fs.clone();
+    let before = free_runs(&regroup(&fs, &free_space().dry_run(true))).before;
+    let first = regroup(&fs, &RegroupOptions::default());
+    assert!(first.read.after < first.read.before / 2.0, "{first:?}");
+    let after = free_runs(&regroup(&fs, &free_space().dry_run(true))).before;
+    assert!(after.longest > 4 << 20 && after.longest > 4 * before.longest, "{before:?}, {after:?}");
+    let again = regroup(&fs, &RegroupOptions::default());
+    assert_eq!((again.bytes_moved, again.read.before, again.read.after), (0, first.read.after, first.read.after));
+    let planned = regroup(&fs, &RegroupOptions::default().dry_run(true));
+    assert_eq!((planned.bytes_moved, planned.read.after), (0, first.read.after), "a dry run says so");
+    drop(fs);
+    aged.end("regrouped");
+}
+
 /// As campaigns do it: the fullest part is emptied again and again, whatever that is for.
 #[test]
 fn a_part_in_use_is_emptied_as_often_as_it_is_asked_for() {
