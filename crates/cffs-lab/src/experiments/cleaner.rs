@@ -18,7 +18,7 @@ const POLICIES: [(&str, CleanPolicy); 3] = [
 /// How full, in % of all segments.
 const LEVELS: [u64; 6] = [48, 60, 70, 75, 80, 90];
 /// Segments, and bytes of one.
-const SEGMENTS: u64 = 512;
+const SEGMENTS: u64 = 1024;
 const SEGMENT_BYTES: u64 = 256 << 10;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Blocks of a segment: all but one, which is the summary of a batch.
