@@ -24,8 +24,8 @@ const SLACK_DIVISOR: u64 = 16;
 const FREE_PARTS: (u64, u64) = (3, 4);
 /// Elsewhere windows have so much of it.
 const SCARCE_PARTS: (u64, u64) = (2, 3);
-/// Free space is scarce where there is at most so often the aim.
-const SCARCE_AIMS: u64 = 2;
+/// Free space is scarce where it is at most one in so many parts of the device.
+const SCARCE_DIVISOR: u64 = 4;
 /// With one in so many parts of that, where it does not suffice for whole groups or the budget, it is tried again.
 const SHRINK: (u64, u64) = (3, 4);
 /// More windows than the fewest possible are tried, at most so many times as many.
@@ -95,13 +95,13 @@ fn expected(cx: &MoveCtx<'_>, windows: &[Window], before: FreeRuns) -> FreeRuns 
     }
 }
 
-/// Whether what is free is scarce, and half of it lies in the fewest runs that are possible. What moves into these would leave others
-/// without.
-pub fn is_all_in_few_runs(cx: &MoveCtx<'_>) -> Result<bool> {
+/// Whether at most a quarter is free, and half of that lies in the fewest runs that are possible. What moves into these would leave
+/// others without.
+pub fn is_scarce_and_together(cx: &MoveCtx<'_>) -> Result<bool> {
     let (space, g) = (cx.file.space, *cx.file.cache.geometry());
     let (free, reserved) = space.free_and_reserved();
     let usable = free.saturating_sub(reserved);
-    if usable > SCARCE_AIMS * aim(&g) {
+    if usable > g.total_frags() / SCARCE_DIVISOR {
         return Ok(false);
     }
     let half = usable / 2;

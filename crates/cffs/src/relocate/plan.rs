@@ -35,8 +35,9 @@ const ROUND_DIVISOR: u64 = 32;
 const ROUNDS_IN_VAIN: u64 = 3;
 /// Free space comes together after a regroup where at least one in so many parts of all is free.
 const FREE_DIVISOR: u64 = 16;
-/// Where free space lies together and is scarce, a regroup has to save more than one in so many parts of the cost.
-const UNDO_DIVISOR: u64 = 6;
+/// Where free space is scarce and lies together, so many groups move at most for a request that is saved, because they would use up
+/// the long runs. What a regroup has left takes three or four groups for each, and what came apart a quarter of a group.
+const UNDO_PRICE_GROUPS: u64 = 1;
 /// Names come together with strays already, if not more bytes than these move for each request that is saved.
 const NAMES_PRICE: u64 = 256 << 10;
 /// Most passes in which any better place is taken.
@@ -58,9 +59,8 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     }
     let complete = prices.is_empty() && !limits.always;
     let whole = complete && roots.contains(&ROOT_INO);
-    if whole && planner.would_undo(&survey)? {
-        planner.report();
-        return Ok(());
+    if whole && free_space::is_scarce_and_together(cx)? {
+        planner.price_most = UNDO_PRICE_GROUPS * planner.g.group_size() as u64;
     }
     planner.work(roots, prices)?;
     if whole && !limits.dry_run {
@@ -163,6 +163,8 @@ struct Planner<'a> {
     run_frags: u64,
     /// Nothing is moved that costs more bytes than this for each request that it saves.
     price: u64,
+    /// The highest price in all of the passes.
+    price_most: u64,
     /// Where the next pass begins to place.
     start: Option<BlockAddr>,
     /// Bytes moved since the last commit.
@@ -258,6 +260,7 @@ impl<'a> Planner<'a> {
             lenient: false,
             run_frags: 0,
             price: u64::MAX,
+            price_most: u64::MAX,
             start: None,
             uncommitted: 0,
             survey: None,
@@ -284,11 +287,6 @@ impl<'a> Planner<'a> {
     /// So many fragments are to move: with more of them, stretches go into longer free runs.
     fn expect(&mut self, frags: u64) {
         self.run_frags = (RUN_GROUPS * self.g.group_frags()).min(frags);
-    }
-
-    /// Whether what is to be moved saves little, and would take the free space that an earlier regroup has brought together.
-    fn would_undo(&self, survey: &Survey) -> Result<bool> {
-        Ok(survey.saved < self.total_cost() / UNDO_DIVISOR && free_space::is_all_in_few_runs(&self.cx)?)
     }
 
     /// Free space comes together, because what is written next lies there; and once more after files that went into gaps for
@@ -328,7 +326,7 @@ impl<'a> Planner<'a> {
     /// Moves what costs at most each of these prices, then everything. Without prices the budget suffices for that.
     fn work(&mut self, roots: &[Ino], prices: Vec<u64>) -> Result<()> {
         let complete = prices.is_empty();
-        for price in prices.into_iter().chain([u64::MAX]) {
+        for price in prices.into_iter().chain([self.price_most]) {
             self.price = price;
             self.pass(roots)?;
             self.report();

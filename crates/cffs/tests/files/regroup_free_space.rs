@@ -248,10 +248,24 @@ fn a_regroup_of_a_nearly_full_device_leaves_a_long_free_run() {
     assert!(first.read.after < first.read.before / 2.0, "{first:?}");
     let after = free_runs(&regroup(&fs, &free_space().dry_run(true))).before;
     assert!(after.longest > 4 << 20 && after.longest > 4 * before.longest, "{before:?}, {after:?}");
-    let again = regroup(&fs, &RegroupOptions::default());
-    assert_eq!((again.bytes_moved, again.read.before, again.read.after), (0, first.read.after, first.read.after));
     let planned = regroup(&fs, &RegroupOptions::default().dry_run(true));
-    assert_eq!((planned.bytes_moved, planned.read.after), (0, first.read.after), "a dry run says so");
+    let again = regroup(&fs, &RegroupOptions::default());
+    assert_eq!(again.read.before, first.read.after, "what it says is what there is");
+    assert!(again.bytes_moved <= first.bytes_moved / 64 && planned.bytes_moved <= first.bytes_moved / 64, "{again:?}");
+    assert!(again.read.after <= again.read.before, "{again:?}");
+    let longest = free_runs(&regroup(&fs, &free_space().dry_run(true))).before.longest;
+    assert!(longest > after.longest / 2, "{longest} of {after:?}");
+    // What saves more is moved all the same.
+    let small = aged.files.iter().filter(|(_, bytes)| (4096..16_384).contains(&bytes.len()));
+    let ino_of = |d: usize, name: &str| fs.lookup(aged.dirs[d], name.as_bytes()).unwrap().ino;
+    let apart: Vec<Ino> = small.step_by(50).take(16).map(|((d, name), _)| ino_of(*d, name)).collect();
+    fs.read_together(ROOT, &apart).unwrap();
+    regroup(&fs, &RegroupOptions::default());
+    let starts: Vec<u64> = apart.iter().map(|ino| fs.pieces(*ino).unwrap()[0].start).collect();
+    // Where long attributes leave the list no room in the inode, it does not count.
+    let together = starts.iter().filter(|at| at.abs_diff(starts[0]) < 1 << 20).count();
+    assert!(together >= 14, "read together: {starts:?}");
+    apart.iter().for_each(|ino| fs.forget(*ino, 1));
     drop(fs);
     aged.end("regrouped");
 }
