@@ -359,7 +359,8 @@ impl Fs {
     /// blocks next to those of its neighbours (design decision 21). What reading costs already as little as it can stays where
     /// it is, so a second regroup moves little or nothing. The file system is in use meanwhile: nobody sees a move, nobody waits for
     /// one longer than for another reader of the file or a change of the directory, and what changes while it is being moved
-    /// stays where it is. Where free space is scattered, other files go out of the way too, wherever they are.
+    /// stays where it is. Where free space is scattered, other files go out of the way too, wherever they are. One of the whole file system ends by bringing
+    /// free space together; where that is scarce and lies together already, and little is to be gained, it moves only what is cheap.
     ///
     /// Returns when everything was looked at, the budget was used, or it was stopped. `regroup` has the status, also while it
     /// runs. In a crash each move has happened or not. It is to be stopped before [`Fs::close`].

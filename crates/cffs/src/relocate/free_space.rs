@@ -24,12 +24,14 @@ const SLACK_DIVISOR: u64 = 16;
 const FREE_PARTS: (u64, u64) = (3, 4);
 /// Elsewhere windows have so much of it.
 const SCARCE_PARTS: (u64, u64) = (2, 3);
-/// Free space is scarce where it is at most one in so many parts of the device.
-const SCARCE_DIVISOR: u64 = 4;
 /// With one in so many parts of that, where it does not suffice for whole groups or the budget, it is tried again.
 const SHRINK: (u64, u64) = (3, 4);
 /// More windows than the fewest possible are tried, at most so many times as many.
 const WINDOWS_FACTOR: u64 = 8;
+/// Free space is scarce where it is at most one in so many parts of the device.
+const SCARCE_DIVISOR: u64 = 4;
+/// It lies together while one in so many parts of what is to come together does: programs have used some of it.
+const TOGETHER_DIVISOR: u64 = 3;
 /// Walks through the tree until nothing is left in the windows: what changes while it is being moved stays until the next one.
 const PASSES_MAX: usize = 3;
 
@@ -95,18 +97,32 @@ fn expected(cx: &MoveCtx<'_>, windows: &[Window], before: FreeRuns) -> FreeRuns 
     }
 }
 
-/// Whether at most a quarter is free, and half of that lies in the fewest runs that are possible. What moves into these would leave
-/// others without.
+/// Whether at most a quarter is free, and a part of what comes together lies in as few runs as all of it would. What moves into these would
+/// leave others without.
 pub fn is_scarce_and_together(cx: &MoveCtx<'_>) -> Result<bool> {
+    cx.file.journal.commit()?;
     let (space, g) = (cx.file.space, *cx.file.cache.geometry());
-    let (free, reserved) = space.free_and_reserved();
-    let usable = free.saturating_sub(reserved);
+    let usable = usable(cx);
     if usable > g.total_frags() / SCARCE_DIVISOR {
         return Ok(false);
     }
-    let half = usable / 2;
-    let runs = space.longest_runs(half)?;
-    Ok(runs.iter().sum::<u64>() >= half && runs.len() as u64 <= half.div_ceil(longest_window(&g).max(1)))
+    let (goal, longest) = (goal(&g, usable, false), longest_window(&g).max(1));
+    let part = goal / TOGETHER_DIVISOR;
+    let runs = space.longest_runs(part)?;
+    Ok(runs.iter().sum::<u64>() >= part && runs.len() as u64 <= goal.div_ceil(longest))
+}
+
+/// Fragments that are free for everybody.
+fn usable(cx: &MoveCtx<'_>) -> u64 {
+    let (free, reserved) = cx.file.space.free_and_reserved();
+    free.saturating_sub(reserved)
+}
+
+/// Fragments that are to come together. Always: as much as has a place elsewhere, so that something moves.
+fn goal(g: &Geometry, usable: u64, always: bool) -> u64 {
+    let wanted = aim(g) + aim(g) / SLACK_DIVISOR;
+    let fits = wanted <= usable * FREE_PARTS.0 / FREE_PARTS.1 && !always;
+    if fits { wanted } else { (usable * SCARCE_PARTS.0 / SCARCE_PARTS.1).min(wanted) }
 }
 
 /// The longest free run that there can be, in fragments.
@@ -152,14 +168,9 @@ fn choose(
     progress: &mut Progress,
 ) -> Result<Option<Vec<Window>>> {
     let (space, g) = (cx.file.space, *cx.file.cache.geometry());
-    let (free, reserved) = space.free_and_reserved();
-    let usable = free.saturating_sub(reserved);
+    let usable = usable(cx);
     let mut survey: Option<Survey> = None;
-    let aim = aim(&g);
-    let (wanted, scarce) = (aim + aim / SLACK_DIVISOR, usable * SCARCE_PARTS.0 / SCARCE_PARTS.1);
-    // Always: as much as has a place elsewhere, so that something moves.
-    let fits = wanted <= usable * FREE_PARTS.0 / FREE_PARTS.1 && !limits.always;
-    let mut goal = if fits { wanted } else { scarce.min(wanted) };
+    let mut goal = goal(&g, usable, limits.always);
     let longest = longest_window(&g);
     while goal >= g.group_frags() && longest > 0 {
         let enough = goal - goal / (SLACK_DIVISOR + 1);
@@ -199,7 +210,7 @@ impl Survey {
         let g = *cx.file.cache.geometry();
         let groups = g.total_blocks.div_ceil(g.group_blocks()) as usize;
         let survey = Survey { movable: vec![0; groups] };
-        let mut surveyor = Surveyor { cx: *cx, g, survey, control, progress };
+        let mut surveyor = Surveyor { cx: *cx, g, survey, control, progress, seen: (0, 0) };
         walk(cx, ROOT_INO, &mut surveyor)?;
         external(cx, &mut surveyor)?;
         let survey = &mut surveyor.survey;
@@ -285,12 +296,15 @@ struct Surveyor<'a> {
     survey: Survey,
     control: &'a dyn Control,
     progress: &'a mut Progress,
+    /// Directories and files of this walk.
+    seen: (u64, u64),
 }
 
 impl Visitor for Surveyor<'_> {
     fn directory(&mut self, _ino: Ino) -> Result<bool> {
         self.control.check()?;
-        self.progress.directories += 1;
+        self.seen.0 += 1;
+        self.progress.directories = self.progress.directories.max(self.seen.0);
         Ok(true)
     }
 
@@ -308,7 +322,8 @@ impl Visitor for Surveyor<'_> {
     }
 
     fn file(&mut self, _ino: Ino, _size: u64, extents: &[Extent]) -> Result<()> {
-        self.progress.files += 1;
+        self.seen.1 += 1;
+        self.progress.files = self.progress.files.max(self.seen.1);
         extents.iter().for_each(|e| self.survey.note(&self.g, e.start, e.start + e.len));
         Ok(())
     }

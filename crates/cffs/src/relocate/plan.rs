@@ -35,9 +35,13 @@ const ROUND_DIVISOR: u64 = 32;
 const ROUNDS_IN_VAIN: u64 = 3;
 /// Free space comes together after a regroup where at least one in so many parts of all is free.
 const FREE_DIVISOR: u64 = 16;
-/// Where free space is scarce and lies together, so many groups move at most for a request that is saved, because they would use up
-/// the long runs. What a regroup has left takes three or four groups for each, and what came apart a quarter of a group.
-const UNDO_PRICE_GROUPS: u64 = 1;
+/// A regroup that saves less than one in so many parts of the cost is one after another, and must not undo what that has done.
+const UNDO_DIVISOR: u64 = 4;
+/// Where free space is scarce and lies together, one in so many parts of a group moves at most then for a request that is saved, because
+/// the long runs would be used up. What a regroup has left takes one to four groups for each, and what came apart a quarter of one.
+const UNDO_PRICE_DIVISOR: u64 = 2;
+/// Free space stays as it is after moves of at most one in so many parts of it.
+const SCATTERED_DIVISOR: u64 = 64;
 /// Names come together with strays already, if not more bytes than these move for each request that is saved.
 const NAMES_PRICE: u64 = 256 << 10;
 /// Most passes in which any better place is taken.
@@ -46,24 +50,25 @@ const PASSES_MAX: u64 = 16;
 /// Brings what is below the given directories back together. Stretches go into long free runs, in the order of the name space;
 /// where the budget is too small for all of them, those that save most for their bytes. When the free runs are used up, areas of
 /// the device are emptied for the rest. At the end free space comes together, if all of the file system was asked for: what is
-/// written next lies in what is left.
+/// written next lies in what is left. Where it lies together already and is scarce, and little would be saved, only what is cheap moves.
 ///
 /// # Errors
 /// Those of the device and the journal, and what [`Control::check`] returns.
 pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Control) -> Result<()> {
     let mut planner = Planner::new(cx, limits, control);
-    let survey = if limits.always { Survey::default() } else { planner.survey(roots)? };
+    let mut survey = if limits.always { Survey::default() } else { planner.survey(roots)? };
+    let whole = roots.contains(&ROOT_INO) && !limits.always;
+    if whole && planner.would_undo(&survey)? {
+        planner.price_most = planner.g.group_size() as u64 / UNDO_PRICE_DIVISOR;
+        survey.leave_dearer(planner.price_most);
+    }
     let prices = planner.prices(&survey);
     if prices.is_empty() {
         planner.expect(survey.total() >> planner.g.frag_shift);
     }
-    let complete = prices.is_empty() && !limits.always;
-    let whole = complete && roots.contains(&ROOT_INO);
-    if whole && free_space::is_scarce_and_together(cx)? {
-        planner.price_most = UNDO_PRICE_GROUPS * planner.g.group_size() as u64;
-    }
+    let gathers = whole && prices.is_empty() && planner.price_most == u64::MAX && !limits.dry_run;
     planner.work(roots, prices)?;
-    if whole && !limits.dry_run {
+    if gathers {
         planner.bring_free_space_together(roots)?;
     }
     Ok(())
@@ -289,13 +294,23 @@ impl<'a> Planner<'a> {
         self.run_frags = (RUN_GROUPS * self.g.group_frags()).min(frags);
     }
 
+    /// Whether what is to be moved saves little, and would use up the long runs where little is free.
+    fn would_undo(&self, survey: &Survey) -> Result<bool> {
+        if survey.saved == 0 || survey.saved >= self.total_cost() / UNDO_DIVISOR {
+            return Ok(false);
+        }
+        free_space::is_scarce_and_together(&self.cx)
+    }
+
     /// Free space comes together, because what is written next lies there; and once more after files that went into gaps for
-    /// that are brought back. Each time at most as much moves as the regroup has moved, so a second regroup moves nothing; and
-    /// nothing where hardly anything is free, because that would scatter more than it gains.
+    /// that are brought back. Each gathering moves at most as much as the regroup had moved before the first, and there is none where
+    /// hardly anything is free, because that would scatter more than it gains.
     fn bring_free_space_together(&mut self, roots: &[Ino]) -> Result<()> {
         let moved = self.progress.bytes_moved;
         let (free, reserved) = self.cx.file.space.free_and_reserved();
-        if moved == 0 || free.saturating_sub(reserved) < self.g.total_frags() / FREE_DIVISOR {
+        let usable = free.saturating_sub(reserved);
+        let is_scattered = moved > (usable << self.g.frag_shift) / SCATTERED_DIVISOR;
+        if !is_scattered || usable < self.g.total_frags() / FREE_DIVISOR {
             return Ok(());
         }
         if self.gather_free_space(moved)? {
@@ -305,7 +320,9 @@ impl<'a> Planner<'a> {
             self.work(roots, Vec::new())?;
             // They took a part of it.
             if self.gather_free_space(moved)? {
+                let waiting = self.waiting;
                 self.survey(roots)?;
+                self.waiting = waiting;
                 self.report();
             }
         }
@@ -326,8 +343,8 @@ impl<'a> Planner<'a> {
     /// Moves what costs at most each of these prices, then everything. Without prices the budget suffices for that.
     fn work(&mut self, roots: &[Ino], prices: Vec<u64>) -> Result<()> {
         let complete = prices.is_empty();
-        for price in prices.into_iter().chain([self.price_most]) {
-            self.price = price;
+        for price in prices.into_iter().chain([u64::MAX]) {
+            self.price = price.min(self.price_most);
             self.pass(roots)?;
             self.report();
             if self.limits.dry_run || self.limits.always || self.left() == 0 {

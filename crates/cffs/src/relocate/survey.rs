@@ -31,6 +31,15 @@ impl Survey {
         self.bytes.iter().sum()
     }
 
+    /// What costs more than this for each request that it saves is not moved.
+    pub fn leave_dearer(&mut self, price: u64) {
+        for (log, bytes) in self.bytes.iter_mut().enumerate() {
+            if 1_u64 << log > price {
+                *bytes = 0;
+            }
+        }
+    }
+
     /// Bytes that are moved for all of it, with what has to go out of the way.
     pub fn bytes_to_move(&self) -> u64 {
         self.total().saturating_mul(COST_TENTHS) / 10
