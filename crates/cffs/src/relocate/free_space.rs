@@ -30,7 +30,7 @@ const SHRINK: (u64, u64) = (3, 4);
 const WINDOWS_FACTOR: u64 = 8;
 /// Free space is scarce where it is at most one in so many parts of the device.
 const SCARCE_DIVISOR: u64 = 4;
-/// It lies together while one in so many parts of what is to come together does: programs have used some of it.
+/// It lies together while one in so many parts of the aim does: programs have used some of it.
 const TOGETHER_DIVISOR: u64 = 3;
 /// Walks through the tree until nothing is left in the windows: what changes while it is being moved stays until the next one.
 const PASSES_MAX: usize = 3;
@@ -97,7 +97,7 @@ fn expected(cx: &MoveCtx<'_>, windows: &[Window], before: FreeRuns) -> FreeRuns 
     }
 }
 
-/// Whether at most a quarter is free, and a part of what comes together lies in as few runs as all of it would. What moves into these would
+/// Whether at most a quarter is free, and a part of the aim lies in as few runs as all of it would. What moves into these would
 /// leave others without.
 pub fn is_scarce_and_together(cx: &MoveCtx<'_>) -> Result<bool> {
     cx.file.journal.commit()?;
