@@ -100,7 +100,6 @@ fn expected(cx: &MoveCtx<'_>, windows: &[Window], before: FreeRuns) -> FreeRuns 
 /// Whether at most a quarter is free, and a part of the aim lies in as few runs as all of it would. What moves into these would
 /// leave others without.
 pub fn is_scarce_and_together(cx: &MoveCtx<'_>) -> Result<bool> {
-    cx.file.journal.commit()?;
     let (space, g) = (cx.file.space, *cx.file.cache.geometry());
     let usable = usable(cx);
     if usable > g.total_frags() / SCARCE_DIVISOR {
@@ -113,7 +112,7 @@ pub fn is_scarce_and_together(cx: &MoveCtx<'_>) -> Result<bool> {
 }
 
 /// Fragments that are free for everybody.
-fn usable(cx: &MoveCtx<'_>) -> u64 {
+pub fn usable(cx: &MoveCtx<'_>) -> u64 {
     let (free, reserved) = cx.file.space.free_and_reserved();
     free.saturating_sub(reserved)
 }

@@ -299,7 +299,10 @@ impl<'a> Planner<'a> {
         if survey.saved == 0 || survey.saved >= self.total_cost() / UNDO_DIVISOR {
             return Ok(false);
         }
-        free_space::is_scarce_and_together(&self.cx)
+        // What was freed lies in no run before that.
+        self.cx.file.journal.commit()?;
+        // Without a bitmap that cannot be read the others still move.
+        Ok(skip_lost(free_space::is_scarce_and_together(&self.cx))?.unwrap_or(false))
     }
 
     /// Free space comes together, because what is written next lies there; and once more after files that went into gaps for
@@ -307,8 +310,7 @@ impl<'a> Planner<'a> {
     /// hardly anything is free, because that would scatter more than it gains.
     fn bring_free_space_together(&mut self, roots: &[Ino]) -> Result<()> {
         let moved = self.progress.bytes_moved;
-        let (free, reserved) = self.cx.file.space.free_and_reserved();
-        let usable = free.saturating_sub(reserved);
+        let usable = free_space::usable(&self.cx);
         let is_scattered = moved > (usable << self.g.frag_shift) / SCATTERED_DIVISOR;
         if !is_scattered || usable < self.g.total_frags() / FREE_DIVISOR {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Free space is brought together in long runs, and everything stays as it was.
 
 use crate::common::plain::{clean, fresh, mount};
-use cffs::device::{Device, MemoryDevice};
+use cffs::device::{Device, FailingDevice, Fault, MemoryDevice, Operation, OverlayDevice};
 use cffs::{
     Caller, Error, Fallocate, FreeRuns, Fs, Ino, MkfsOptions, ROOT_INO, Regroup, RegroupChange, RegroupOptions,
     RegroupOutcome, RegroupStatus, SetXattr, Usage,
@@ -276,6 +276,37 @@ fn a_regroup_of_a_nearly_full_device_leaves_long_free_runs() {
         drop(fs);
         aged.end("regrouped");
     }
+}
+
+/// The last writes of a regroup are those of its second gathering.
+#[test]
+fn a_device_that_dies_near_the_end_of_a_regroup_costs_nothing_that_was_there() {
+    let aged = Aged::new(&options(), 89);
+    aged.fs.sync().unwrap();
+    let writes = |fs: &Fs| fs.stats().device.kinds.values().map(|k| k.write_requests).sum::<u64>();
+    let whole = mount(&Arc::new(OverlayDevice::new(aged.dev.clone())));
+    let before = writes(&whole);
+    regroup(&whole, &RegroupOptions::default());
+    let all = writes(&whole) - before;
+    drop(whole);
+    let mut died = 0;
+    for n in [1, 3, 10, 30, 60, 100, 150, 250].map(|left| all.saturating_sub(left).max(1)) {
+        let over = Arc::new(OverlayDevice::new(aged.dev.clone()));
+        let failing = Arc::new(FailingDevice::new(over.clone()));
+        let fs = mount(&failing);
+        failing.set(Operation::Write, Fault::from_nth(n));
+        let handle = Regroup::new();
+        let _ = fs.regroup(&RegroupOptions::default(), &handle);
+        let outcome = handle.status().outcome;
+        died += u64::from(outcome != Some(RegroupOutcome::Complete));
+        drop(fs);
+        let fs = mount(&over);
+        aged.compare(&fs);
+        fs.close().unwrap();
+        clean(&over, &format!("dead from write {n} of {all} on: {outcome:?}"));
+    }
+    assert!(died > 4, "{died} deaths while it worked");
+    aged.end("the original");
 }
 
 /// As campaigns do it: the fullest part is emptied again and again, whatever that is for.
