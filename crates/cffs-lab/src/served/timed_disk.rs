@@ -1,10 +1,11 @@
 //! A simulated disk for any program: contents in a file, time from a model.
 //!
-//! In virtual time nobody waits for the disk; a clock adds up what it would have taken. A request is issued, as far as the model
-//! is concerned, when the last answer was given that came before it: so requests that are there at the same time share the
-//! disk's queue, and those of a program that waits for each answer do not. An answer is delayed for a moment of real time, so
-//! that what was issued together arrives together, and the disk serves it in its own order: the file is served by several threads, which
-//! would mix what the kernel has sent in order. In real time each answer waits until the disk would have given it.
+//! In virtual time a clock adds up what the disk would have taken. A request is issued, as far as the model is concerned, when the
+//! last answer was given that came before it: so requests that are there at the same time share the disk's queue, and those of a
+//! program that waits for each answer do not. A request is held back for a moment of real time, so that what was issued together
+//! arrives together, and the disk serves it in its own order: the file is served by several threads, which would mix what the kernel
+//! has sent in order. Its answer then takes a part of the time that the disk would: whoever asks for more meanwhile, as one does who
+//! reads ahead, finds the disk at work. In real time each answer waits until the disk would have given it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -103,8 +104,10 @@ impl Job {
     }
 }
 
-/// How long an answer is delayed in virtual time.
+/// How long a request is held back in virtual time.
 const TOGETHER: Duration = Duration::from_micros(60);
+/// What the disk takes is so many times what is waited for its answer in virtual time: as if programs were as much slower.
+const PACE: Ns = 4;
 
 impl TimedDisk {
     /// `realtime`: answers wait.
@@ -152,8 +155,12 @@ impl TimedDisk {
         if !state.ends.contains_key(&number) {
             state.serve_waiting();
         }
-        let end = state.ends.remove(&number);
-        state.answered = state.answered.max(end.unwrap_or_default());
+        let end = state.ends.remove(&number).unwrap_or_default();
+        let wait = Duration::from_nanos(end.saturating_sub(state.answered) / PACE);
+        drop(state);
+        std::thread::sleep(wait);
+        let mut state = self.lock();
+        state.answered = state.answered.max(end);
         result
     }
 

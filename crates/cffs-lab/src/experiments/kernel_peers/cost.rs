@@ -20,8 +20,8 @@ pub const WORK: [&str; 8] = [
 pub struct Cost {
     /// Until it was synced.
     pub work: Counters,
-    /// Until it was unmounted.
-    pub unmounted: Counters,
+    /// With the mount before it and the unmount.
+    pub whole: Counters,
     /// Why this is not what a cold mount takes.
     pub warm: Option<String>,
 }

@@ -19,6 +19,8 @@ const PER_DIR: u64 = 20;
 /// Bytes of the large file, and of a call.
 pub const LARGE: usize = 16 << 20;
 const PIECE: usize = 1 << 20;
+/// How often it is read; the middle one counts, because the order in which a kernel's requests come decides over a few of a hundred.
+const READS: usize = 3;
 /// Directories that the aging works in.
 const DIRS: u64 = 50;
 /// Files of which one part is small: those are overwritten.
@@ -144,14 +146,19 @@ pub fn measure(mut session: Session, tree: &Tree, scale: u64) -> Result<Costs> {
     })?;
     let mut back = vec![0; PIECE];
     let whole = Returned { contents: LARGE as u64, names: 1 };
-    let large_read = phase(&mut session, whole, cache_check::TRIES, || {
-        let mut file = File::open(&large)?;
-        for _ in 0..LARGE / PIECE {
-            file.read_exact(&mut back)?;
-            ensure!(back == piece, "the large file has wrong bytes");
-        }
-        Ok(())
-    })?;
+    let mut rounds = Vec::new();
+    for _ in 0..READS {
+        rounds.push(phase(&mut session, whole, cache_check::TRIES, || {
+            let mut file = File::open(&large)?;
+            for _ in 0..LARGE / PIECE {
+                file.read_exact(&mut back)?;
+                ensure!(back == piece, "the large file has wrong bytes");
+            }
+            Ok(())
+        })?);
+    }
+    rounds.sort_by_key(|cost| cost.work.time);
+    let large_read = rounds.swap_remove(READS / 2);
     session.check()?;
     session.close()?;
     Ok([unpack, read, walked, overwritten, synced, removed, written, large_read])
@@ -184,7 +191,7 @@ fn walk(dir: &Path) -> io::Result<usize> {
     Ok(seen)
 }
 
-/// What the disk was asked from the mount's end to the end of the work, and to that of the unmount. What was not cold although it
+/// What the disk was asked from the mount's end to the end of the work, and from the mount's beginning to the end of the unmount. What was not cold although it
 /// should have been is done again, up to `tries` times in all.
 fn phase(
     session: &mut Session,
@@ -209,7 +216,7 @@ fn phase(
             eprintln!("  {why}{}", if left > 0 { "; once more" } else { "" });
         }
         if warm.is_none() || left == 0 {
-            return Ok(Cost { work: done - before, unmounted: unmounted - before, warm });
+            return Ok(Cost { work: done - before, whole: unmounted - unmounted_before, warm });
         }
     }
 }
