@@ -1,13 +1,15 @@
 //! Free space is brought together in long runs, and everything stays as it was.
 
+use crate::common::observed::{Observed, Seen};
 use crate::common::plain::{clean, fresh, mount};
-use cffs::device::{Device, FailingDevice, Fault, MemoryDevice, Operation, OverlayDevice};
+use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, OverlayDevice};
 use cffs::{
     Caller, Error, Fallocate, FreeRuns, Fs, Ino, MkfsOptions, ROOT_INO, Regroup, RegroupChange, RegroupOptions,
     RegroupOutcome, RegroupStatus, SetXattr, Usage,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const ROOT: Caller = Caller::ROOT;
 const SIZE: u64 = 128 << 20;
@@ -309,6 +311,80 @@ fn a_device_that_dies_near_the_end_of_a_regroup_costs_nothing_that_was_there() {
     aged.end("the original");
 }
 
+/// A device with the same contents.
+fn copy_of(dev: &MemoryDevice) -> Arc<MemoryDevice> {
+    let mut image = vec![0; SIZE as usize];
+    dev.read_at(IoKind::Meta, 0, &mut image).unwrap();
+    let copy = MemoryDevice::new(SIZE);
+    copy.write_at(IoKind::Meta, 0, &image).unwrap();
+    Arc::new(copy)
+}
+
+#[test]
+fn a_regroup_that_is_stopped_near_its_end_leaves_everything_in_order_and_goes_on() {
+    let aged = Aged::new(&options(), 89);
+    aged.fs.sync().unwrap();
+    let writes = Arc::new(AtomicU64::new(0));
+    // Stopped with the write of this number.
+    let regrouped = |stop_at: u64| {
+        let handle = Arc::new(Regroup::new());
+        let (counted, stopping) = (writes.clone(), handle.clone());
+        counted.store(0, Ordering::Relaxed);
+        let dev = Observed::new(copy_of(&aged.dev), move |seen| {
+            if matches!(seen, Seen::Write(..)) && counted.fetch_add(1, Ordering::Relaxed) + 1 == stop_at {
+                stopping.stop();
+            }
+        });
+        let fs = mount(&dev);
+        fs.regroup(&RegroupOptions::default(), &handle).unwrap();
+        (fs, dev, handle.status())
+    };
+    let (_, _, whole) = regrouped(u64::MAX);
+    assert!(whole.outcome == Some(RegroupOutcome::Complete) && whole.bytes_moved > 0, "{whole:?}");
+    let all = writes.load(Ordering::Relaxed);
+    let mut stopped = 0;
+    for left in [2, 10, 40, 100, 200] {
+        let (fs, dev, status) = regrouped(all.saturating_sub(left));
+        stopped += u64::from(status.outcome == Some(RegroupOutcome::Stopped));
+        assert!(status.bytes_moved <= whole.bytes_moved, "{status:?}");
+        aged.compare(&fs);
+        let rest = regroup(&fs, &RegroupOptions::default());
+        assert!(rest.bytes_moved < whole.bytes_moved / 4, "{rest:?} after {status:?}");
+        aged.compare(&fs);
+        fs.close().unwrap();
+        clean(&dev.inner, &format!("stopped {left} writes before the end"));
+    }
+    assert!(stopped > 2, "{stopped} times before it was through");
+    aged.end("the original");
+}
+
+/// Where the bitmap is needed: what comes before that has moved, and all is as it was. When it can be read again, the rest moves.
+#[test]
+fn a_bitmap_that_cannot_be_read_ends_a_regroup_and_costs_nothing() {
+    const AG_BLOCKS: u64 = 2048;
+    let aged = Aged::new(&options().ag_blocks(Some(AG_BLOCKS)), 85);
+    aged.fs.sync().unwrap();
+    let copy = copy_of(&aged.dev);
+    let failing = Arc::new(FailingDevice::new(copy.clone()));
+    let fs = mount(&failing);
+    // Header and bitmap of the seventh.
+    let bad = 6 * AG_BLOCKS << 12;
+    failing.set(Operation::Read, Fault::from_now_on().of_kind(IoKind::Meta).in_range(bad, bad + (2 << 12)));
+    let handle = Regroup::new();
+    fs.regroup(&RegroupOptions::default(), &handle).unwrap();
+    let status = handle.status();
+    assert!(matches!(&status.outcome, Some(RegroupOutcome::Failed(why)) if why.contains("rror")), "{status:?}");
+    assert!(status.bytes_moved > 0, "{status:?}");
+    aged.compare(&fs);
+    failing.clear();
+    let rest = regroup(&fs, &RegroupOptions::default());
+    assert!(rest.bytes_moved > status.bytes_moved, "{rest:?} after {status:?}");
+    aged.compare(&fs);
+    fs.close().unwrap();
+    clean(&copy, "with a bitmap that could not be read");
+    aged.end("the original");
+}
+
 /// As campaigns do it: the fullest part is emptied again and again, whatever that is for.
 #[test]
 fn a_part_in_use_is_emptied_as_often_as_it_is_asked_for() {
@@ -321,44 +397,46 @@ fn a_part_in_use_is_emptied_as_often_as_it_is_asked_for() {
     aged.end("emptied again and again");
 }
 
-/// Files that are open, written to and removed while free space is brought together.
+/// Files that are open, written to and removed while free space is brought together, and from the beginning to the end of a whole regroup.
 #[test]
 fn programs_find_space_and_their_files_meanwhile() {
-    let aged = Aged::new(&options(), 85);
-    let fs = aged.fs.clone();
-    let writer = {
-        let fs = fs.clone();
-        let dir = aged.dirs[3];
-        std::thread::spawn(move || {
-            for round in 0..60 {
-                let a = fs.create(ROOT, dir, b"busy", 0o644).unwrap();
-                fs.write(ROOT, a.ino, 0, &contents(round, 300_000)).unwrap();
-                fs.link(ROOT, a.ino, dir, b"other").unwrap();
-                fs.fsync(a.ino, false).unwrap();
-                fs.unlink(dir, b"busy").unwrap();
-                fs.unlink(dir, b"other").unwrap();
-                let mut back = vec![0; 300_000];
-                assert_eq!(fs.read(a.ino, 0, &mut back).unwrap(), back.len());
-                assert!(back == contents(round, 300_000), "an open file without a name, round {round}");
-                fs.forget(a.ino, 2);
-            }
-        })
-    };
-    regroup(&fs, &free_space());
-    writer.join().unwrap();
-    drop(fs);
-    aged.end("in use");
+    for (percent, options) in [(85, free_space()), (89, RegroupOptions::default())] {
+        let aged = Aged::new(&self::options(), percent);
+        let fs = aged.fs.clone();
+        let over = Arc::new(AtomicBool::new(false));
+        let writer = {
+            let (fs, over, dir) = (fs.clone(), over.clone(), aged.dirs[3]);
+            std::thread::spawn(move || {
+                let mut round = 0;
+                while round < 60 || !over.load(Ordering::Relaxed) {
+                    let a = fs.create(ROOT, dir, b"busy", 0o644).unwrap();
+                    fs.write(ROOT, a.ino, 0, &contents(round, 300_000)).unwrap();
+                    fs.link(ROOT, a.ino, dir, b"other").unwrap();
+                    fs.fsync(a.ino, false).unwrap();
+                    fs.unlink(dir, b"busy").unwrap();
+                    fs.unlink(dir, b"other").unwrap();
+                    let mut back = vec![0; 300_000];
+                    assert_eq!(fs.read(a.ino, 0, &mut back).unwrap(), back.len());
+                    assert!(back == contents(round, 300_000), "an open file without a name, round {round}");
+                    fs.forget(a.ino, 2);
+                    round += 1;
+                }
+            })
+        };
+        regroup(&fs, &options);
+        over.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        drop(fs);
+        aged.end("in use");
+    }
 }
 
 #[test]
 fn nothing_is_lost_when_the_device_is_gone_in_the_middle() {
     let aged = Aged::new(&options(), 85);
-    let copy = Arc::new(MemoryDevice::new(SIZE));
-    let mut image = vec![0; SIZE as usize];
     let regrouped = regroup(&aged.fs, &free_space().budget(Some(6 << 20)));
     assert!(regrouped.bytes_moved > 0);
-    aged.dev.read_at(cffs::device::IoKind::Meta, 0, &mut image).unwrap();
-    copy.write_at(cffs::device::IoKind::Meta, 0, &image).unwrap();
+    let copy = copy_of(&aged.dev);
     let fs = mount(&copy);
     aged.compare(&fs);
     fs.close().unwrap();
