@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::format::{BlockAddr, corrupt};
 use crate::trace::Kind;
 use cffs_buf::AlignedBuf;
-use cffs_device::IoKind;
+use cffs_device::{IoKind, ReadRequest};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -118,9 +118,19 @@ impl Cache {
         }
     }
 
-    /// Reads blocks with one request.
+    /// Reads blocks with one request, or with as few as the device takes.
     fn read_blocks(&self, kind: IoKind, range: &Range<BlockAddr>) -> io::Result<Vec<AlignedBuf>> {
         let (bs, offset) = (self.geo.block_size(), range.start << self.geo.block_shift);
+        let (len, most) = ((range.end - range.start) as usize * bs, (self.dev.max_request() / bs * bs).max(bs));
+        if len > most && !self.dev.is_rotational() {
+            // A kernel would cut it where the pages of the blocks happen to end a request, and make a third one of two. An arm goes on from one to
+            // the next, if nothing comes in between.
+            let mut bytes = AlignedBuf::zeroed(len);
+            let parts = bytes.chunks_mut(most).zip((offset..).step_by(most));
+            let mut requests: Vec<_> = parts.map(|(buf, offset)| ReadRequest { kind, offset, buf }).collect();
+            self.dev.read_batch(&mut requests)?;
+            return Ok(bytes.chunks_exact(bs).map(AlignedBuf::from_slice).collect());
+        }
         let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
         let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
         self.dev.read_vectored(kind, offset, &mut slices)?;

@@ -20,6 +20,8 @@ impl Fs {
         let interval = self.opts.commit_interval;
         let body = move || {
             let mut last = Instant::now();
+            drop(weak.upgrade().inspect(|fs| fs.warm_up_beside()));
+            let mut is_cold = true;
             loop {
                 let Some(fs) = weak.upgrade() else { return };
                 {
@@ -30,7 +32,11 @@ impl Fs {
                     if s.stop {
                         return;
                     }
+                    is_cold &= !s.woken;
                     s.woken = false;
+                }
+                if std::mem::take(&mut is_cold) {
+                    fs.warm_up_idle();
                 }
                 let _span = fs.span(Kind::Background, [0; 3]);
                 last = Instant::now();

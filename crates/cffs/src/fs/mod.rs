@@ -43,6 +43,7 @@ mod tests;
 mod tmpfile;
 mod traced;
 mod tune;
+mod warm_up;
 mod xattr;
 
 pub use api::*;

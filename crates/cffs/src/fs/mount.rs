@@ -373,6 +373,7 @@ impl Fs {
             self.cache.set_outlook(locality::files_of);
             self.cache.start_readahead();
             if !self.opts.read_only {
+                self.warm_up();
                 self.start_background()?;
                 self.start_streams()?;
             }

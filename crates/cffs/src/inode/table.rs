@@ -14,7 +14,8 @@ use crate::format::Run;
 use crate::format::dirblock::BlockEdit;
 use crate::format::table::{self, TABLE_LBLOCK, TABLE_USED, TableShape};
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, Corrupt, Extent, Geometry, Ino, Inode, get_u64, put_u16, put_u32, put_u64,
+    BlockAddr, BlockId, BlockKind, Corrupt, Extent, Geometry, Ino, Inode, InodeFormat, get_u64, put_u16, put_u32,
+    put_u64,
 };
 use crate::journal::Txn;
 use crate::space::Space;
@@ -166,6 +167,11 @@ impl SlotTable {
             let what = format!("table {}: {blocks} blocks on a device of {}", st.inode.ino, g.total_blocks);
             return Err(Corrupt(what).into());
         }
+        // The map of extents is needed whole, and what lies around its nodes is not.
+        let _nodes = match &st.inode.format {
+            InodeFormat::Tree { children, .. } => cache.prefetch_batch(children.iter().map(|c| c.block..c.block + 1)),
+            _ => Vec::new(),
+        };
         let mut rooms = FreeSlots::default();
         let mut map: Option<(u64, BufRef)> = None;
         let mut at = 0;
@@ -265,6 +271,26 @@ impl SlotTable {
         (from..self.shape.per_block).chain(0..from).find(|s| free(s))
     }
 
+    /// Reads what [`SlotTable::alloc`] looks at first, if the table is no longer than one map tells of: to find out where there is room in a longer
+    /// one takes more than a few requests, for which others would wait.
+    pub fn load_ahead(&self, cache: &Cache) -> Result<()> {
+        let mut guard = self.state.lock();
+        let st = &mut *guard;
+        if st.inode.size >> cache.geometry().block_shift > self.shape.per_map {
+            return Ok(());
+        }
+        let Some(data) = self.load(cache, st)?.anywhere() else { return Ok(()) };
+        let lblock = self.shape.block_of_data(data);
+        let Some(addr) = self.place(cache, st, lblock)? else { return Ok(()) };
+        self.read_alone(cache, st, addr).map(drop)
+    }
+
+    /// A table block to take slots from. It has those of hundreds of files, and what lies around it is not about to be needed.
+    fn read_alone(&self, cache: &Cache, st: &TableState, addr: BlockAddr) -> Result<BufRef> {
+        let _held = cache.prefetch_batch([addr..addr + 1].into_iter());
+        cache.read_meta(self.id(st, self.kind, addr))
+    }
+
     /// Takes a free slot; with chunks, in one of the allocation group of `goal` where there is one, else in a new one
     /// near it, and anywhere if there is no space for that. The record is the caller's to write in the same transaction.
     /// After an error everything is as it was, but that the table may have grown.
@@ -309,7 +335,7 @@ impl SlotTable {
             let lblock = self.shape.block_of_data(data);
             let addr = self.place(cache, st, lblock)?;
             let addr = addr.ok_or_else(|| Corrupt(format!("table {}: block {lblock} is missing", st.inode.ino)))?;
-            let buf = cache.read_meta(self.id(st, self.kind, addr))?;
+            let buf = self.read_alone(cache, st, addr)?;
             match self.free_slot(st, data, &buf) {
                 Some(slot) => return self.give(txn, st, data, slot, buf).map(Some),
                 None => {

@@ -249,6 +249,11 @@ impl Placement {
         if self.subtrees { t.group_dir(dir, has_own) } else { dir }
     }
 
+    /// Where the search for a directory's space begins ([`Placement::goal`]).
+    pub(crate) fn goal_of(&self, dir: Ino) -> BlockAddr {
+        self.goal(&self.table.lock(), dir)
+    }
+
     /// Where the search for a directory's space begins: its open group, the nearest one above it, or the start of the
     /// data in allocation group 0.
     pub(super) fn goal(&self, t: &Table, dir: Ino) -> BlockAddr {

@@ -7,6 +7,7 @@ use super::alloc_group::AllocGroup;
 use super::free_space::Space;
 use crate::cache::BufRef;
 use crate::error::{Error, Result};
+use crate::format::BlockAddr;
 use std::sync::atomic::Ordering;
 
 /// AGs from the goal on that are searched for all that is wanted before a virgin AG is opened.
@@ -74,6 +75,26 @@ impl Space {
             }
             // An AG was opened meanwhile, by this search or by another. So the next one is usable too.
         }
+    }
+
+    /// Loads AGs that an allocation looks at: that of `goal`, those where `frags` fragments may be free in one run, and those behind the goal that may
+    /// have a free group; [`NEAR_AGS`] at most, together. Whoever needs one that cannot be read meets the failure again.
+    pub(crate) fn load_ahead(&self, goal: BlockAddr, frags: u64) {
+        let open = self.open.load(Ordering::Acquire);
+        let near = self.g.ag_of(goal.min(self.g.total_blocks - 1)).min(open - 1);
+        let group = self.g.frag_of_block(self.g.group_blocks());
+        let long = (0..open).filter(|ag| self.may_have_run(*ag, frags));
+        let behind = (near..open).chain(0..near).filter(|ag| self.may_have_run(*ag, group));
+        let mut ags: Vec<u64> = Vec::new();
+        for ag in [near].into_iter().chain(long).chain(behind) {
+            if ags.len() < NEAR_AGS && !ags.contains(&ag) {
+                ags.push(ag);
+            }
+        }
+        let groups = ags.into_iter().map(|ag| self.alloc_group(ag));
+        let groups: Vec<_> = groups.filter(|group| !group.is_virgin() && !group.is_loaded()).collect();
+        let _held = self.cache.prefetch_batch(groups.iter().filter_map(|group| group.bitmap_run(&self.g)));
+        groups.iter().for_each(|group| drop(self.with_free_set(group, |_| ())));
     }
 
     /// Visits AGs until one has something, and returns which. After a bitmap was read without success, the bitmaps

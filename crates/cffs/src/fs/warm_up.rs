@@ -1,0 +1,196 @@
+//! What a mount needs first, read before anybody asks for it.
+//!
+//! To create a file the file system looks at the names of its directory, at the table for a free number, and at what is free where the file goes.
+//! One leads to the other, so the first program that does it would wait for four requests or five, one after the other. A mount makes them at its
+//! beginning. Where there may be an arm, which a program that only reads would have to wait for, the background thread makes them: for the names of the
+//! root at once, since every path begins there, and for the rest when nobody has written for an interval.
+
+use super::Fs;
+use crate::dir;
+use crate::error::Result;
+use crate::format::ROOT_INO;
+use crate::placement::STREAM_MIN;
+use crate::trace::Kind;
+use cffs_device::{Device, Purpose};
+
+impl Fs {
+    /// What a mount reads before anybody can use it. Whoever needs what cannot be read meets the failure again, and reports it.
+    pub(super) fn warm_up(&self) {
+        if !self.dev.is_rotational() {
+            self.warm_up_for_paths();
+            self.warm_up_for_changes();
+        }
+    }
+
+    /// What the background thread reads at its beginning.
+    pub(super) fn warm_up_beside(&self) {
+        if self.dev.is_rotational() {
+            self.warm_up_for_paths();
+        }
+    }
+
+    /// What it reads when nobody has written since the mount began.
+    pub(super) fn warm_up_idle(&self) {
+        if self.dev.is_rotational() {
+            self.warm_up_for_changes();
+        }
+    }
+
+    fn warm_up_for_paths(&self) {
+        let _span = self.span(Kind::Background, [0; 3]);
+        let _ = self.read_root_names();
+    }
+
+    fn warm_up_for_changes(&self) {
+        let _span = self.span(Kind::Background, [0; 3]);
+        let _purpose = Purpose::Prefetch.scope();
+        let _ = self.inodes.locator.load_ahead(&self.cache);
+        let long = STREAM_MIN >> self.geo.frag_shift;
+        self.space.load_ahead(self.placement.goal_of(ROOT_INO), long);
+    }
+
+    fn read_root_names(&self) -> Result<()> {
+        let root = self.node(ROOT_INO)?;
+        let st = root.state.read();
+        let Some(state) = &st.dir else { return Ok(()) };
+        // A name that nothing has: what a search looks at, if the directory is small all of it.
+        dir::lookup(&self.search_cx(st.location), &st.inode, state, b"/").map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::{Caller, MountOptions};
+    use crate::mkfs::{MkfsOptions, mkfs};
+    use cffs_device::{IoKind, MemoryDevice};
+    use std::io::{self, IoSlice, IoSliceMut};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    /// Counts what is read; with an arm or without, and perhaps nothing can be read.
+    struct Counting {
+        inner: MemoryDevice,
+        arm: bool,
+        reads: AtomicUsize,
+        fails: AtomicBool,
+    }
+
+    impl Device for Counting {
+        fn len(&self) -> u64 {
+            self.inner.len()
+        }
+        fn sector_size(&self) -> u32 {
+            self.inner.sector_size()
+        }
+        fn is_rotational(&self) -> bool {
+            self.arm
+        }
+        fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            if self.fails.load(Ordering::Relaxed) {
+                return Err(io::Error::other("unreadable"));
+            }
+            self.inner.read_vectored(kind, offset, bufs)
+        }
+        fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+            self.inner.write_vectored(kind, offset, bufs)
+        }
+        fn flush(&self) -> io::Result<()> {
+            self.inner.flush()
+        }
+        fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+            self.inner.discard(offset, len)
+        }
+    }
+
+    impl Counting {
+        fn reads_of<T>(&self, f: impl FnOnce() -> T) -> (T, usize) {
+            let before = self.reads.load(Ordering::Relaxed);
+            (f(), self.reads.load(Ordering::Relaxed) - before)
+        }
+    }
+
+    fn without_thread(dev: &Arc<Counting>) -> Arc<Fs> {
+        Fs::open(dev.clone(), None, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+    }
+
+    /// A file system in which other files lie between the table's first blocks and its last ones.
+    fn used(arm: bool) -> Arc<Counting> {
+        let dev = Counting {
+            inner: MemoryDevice::new(64 << 20),
+            arm,
+            reads: AtomicUsize::new(0),
+            fails: AtomicBool::new(false),
+        };
+        let dev = Arc::new(dev);
+        mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
+        let fs = without_thread(&dev);
+        for d in 0..20 {
+            let dir = fs.mkdir(Caller::ROOT, ROOT_INO, format!("dir{d}").as_bytes(), 0o755).unwrap().ino;
+            for n in 0..100 {
+                let file = fs.create(Caller::ROOT, dir, format!("file{n}").as_bytes(), 0o644).unwrap().ino;
+                fs.write(Caller::ROOT, file, 0, &[n; 8192]).unwrap();
+            }
+            fs.sync().unwrap();
+        }
+        fs.close().unwrap();
+        dev
+    }
+
+    fn create_and_write(fs: &Fs, name: &str) {
+        let file = fs.create(Caller::ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap().ino;
+        fs.write(Caller::ROOT, file, 0, &vec![7; 1 << 20]).unwrap();
+        fs.sync().unwrap();
+    }
+
+    #[test]
+    fn the_first_file_then_waits_for_nothing() {
+        let dev = used(false);
+        let cold = without_thread(&dev);
+        let ((), without) = dev.reads_of(|| create_and_write(&cold, "cold"));
+        assert!(without >= 3, "{without} reads");
+        cold.close().unwrap();
+        let fs = without_thread(&dev);
+        let ((), warming) = dev.reads_of(|| fs.warm_up());
+        assert!((1..=without + 8).contains(&warming), "{warming} reads");
+        let ((), with) = dev.reads_of(|| create_and_write(&fs, "warm"));
+        assert_eq!(with, 0);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_failure_until_somebody_needs_it() {
+        let dev = used(false);
+        let fs = without_thread(&dev);
+        dev.fails.store(true, Ordering::Relaxed);
+        fs.warm_up();
+        dev.fails.store(false, Ordering::Relaxed);
+        create_and_write(&fs, "later");
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_mount_does_it_and_with_an_arm_later() {
+        let options = MountOptions { commit_interval: Duration::from_millis(1), ..MountOptions::default() };
+        for arm in [false, true] {
+            let dev = used(arm);
+            let (fs, mounting) = dev.reads_of(|| without_thread(&dev));
+            let ((), more) = dev.reads_of(|| {
+                fs.warm_up_for_paths();
+                fs.warm_up_for_changes();
+            });
+            fs.close().unwrap();
+            let before = dev.reads.load(Ordering::Relaxed);
+            let fs = Fs::open(dev.clone(), None, options.clone()).unwrap();
+            let done = || dev.reads.load(Ordering::Relaxed) >= before + mounting + more;
+            assert!(arm || done(), "not when the mount begins");
+            let patience = Instant::now();
+            while !done() {
+                assert!(patience.elapsed() < Duration::from_secs(60), "not at all");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            fs.close().unwrap();
+        }
+    }
+}
