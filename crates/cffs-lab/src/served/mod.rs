@@ -48,7 +48,8 @@ const NAME: &str = "disk";
 const TTL: Duration = Duration::from_secs(3600);
 /// The largest request the kernel passes on whole.
 const MAX_REQUEST: u32 = 1 << 20;
-const THREADS: usize = 16;
+/// As many as a kernel has requests in the background for such a mount.
+const THREADS: usize = 64;
 
 /// The one file, as fuser sees it.
 struct DiskFile<M> {

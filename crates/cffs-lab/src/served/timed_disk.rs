@@ -52,10 +52,12 @@ struct State {
     done: Ns,
     /// What is to be served, by its number.
     waiting: Vec<(u64, Job)>,
-    /// When those that were served end, which are not answered yet.
-    ends: BTreeMap<u64, Ns>,
+    /// When those that were served end, which are not answered yet, and when to answer them in real time.
+    ends: BTreeMap<u64, (Ns, Instant)>,
     /// Jobs until now.
     jobs: u64,
+    /// Until then it works, in real time at its [`PACE`].
+    free_at: Instant,
 }
 
 /// What a disk is asked for.
@@ -81,8 +83,11 @@ impl State {
         end
     }
 
-    /// Serves all that waits: what lies between two flushes in the order of the disk.
+    /// Serves all that waits: what lies between two flushes in the order of the disk. Until it is through it takes nothing else, so that what comes
+    /// meanwhile is put in order too.
     fn serve_waiting(&mut self) {
+        let (now, before) = (Instant::now(), self.done.max(self.answered));
+        let at = |end: Ns| now + Duration::from_nanos(end.saturating_sub(before) / PACE);
         let waiting = std::mem::take(&mut self.waiting);
         for together in waiting.chunk_by(|(_, a), (_, b)| !a.is_flush() && !b.is_flush()) {
             let mut together = together.to_vec();
@@ -92,9 +97,10 @@ impl State {
             });
             for (number, job) in together {
                 let end = self.serve(job);
-                self.ends.insert(number, end);
+                self.ends.insert(number, (end, at(end)));
             }
         }
+        self.free_at = at(self.done);
     }
 }
 
@@ -108,6 +114,8 @@ impl Job {
 const TOGETHER: Duration = Duration::from_micros(60);
 /// What the disk takes is so many times what is waited for its answer in virtual time: as if programs were as much slower.
 const PACE: Ns = 4;
+/// Whoever waits for the disk looks so often whether it is free.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 impl TimedDisk {
     /// `realtime`: answers wait.
@@ -120,6 +128,7 @@ impl TimedDisk {
             waiting: Vec::new(),
             ends: BTreeMap::new(),
             jobs: 0,
+            free_at: Instant::now(),
         };
         TimedDisk { contents, began: realtime.then(Instant::now), state: Mutex::new(state) }
     }
@@ -152,13 +161,21 @@ impl TimedDisk {
         let result = bytes();
         std::thread::sleep(TOGETHER);
         let mut state = self.lock();
-        if !state.ends.contains_key(&number) {
-            state.serve_waiting();
-        }
-        let end = state.ends.remove(&number).unwrap_or_default();
-        let wait = Duration::from_nanos(end.saturating_sub(state.answered) / PACE);
+        let (end, at) = loop {
+            if let Some(served) = state.ends.remove(&number) {
+                break served;
+            }
+            let works = state.free_at.saturating_duration_since(Instant::now());
+            if works.is_zero() {
+                state.serve_waiting();
+                continue;
+            }
+            drop(state);
+            std::thread::sleep(works.min(LOOK_AGAIN));
+            state = self.lock();
+        };
         drop(state);
-        std::thread::sleep(wait);
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
         let mut state = self.lock();
         state.answered = state.answered.max(end);
         result
@@ -277,6 +294,27 @@ mod tests {
             disk.counters().time
         };
         assert_eq!(time(64 << 10, 0), time(0, 64 << 10));
+    }
+
+    #[test]
+    fn what_comes_while_the_disk_works_is_put_in_order_too() {
+        let time = |places: [u64; 4]| {
+            let (_dir, disk) = disk_of("hdd-2026", false);
+            let read = |at: u64| disk.charge(Work::Request(Request::read(at << 20, 4096)), || ());
+            disk.lock().free_at = Instant::now() + Duration::from_secs(3600);
+            std::thread::scope(|scope| {
+                let read = &read;
+                for (n, at) in places.into_iter().enumerate() {
+                    scope.spawn(move || read(at));
+                    while disk.lock().waiting.len() <= n {
+                        std::thread::yield_now();
+                    }
+                }
+                disk.lock().free_at = Instant::now();
+            });
+            disk.counters().time
+        };
+        assert_eq!(time([12, 4, 8, 2]), time([2, 4, 8, 12]));
     }
 
     #[test]

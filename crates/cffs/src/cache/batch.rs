@@ -75,11 +75,7 @@ impl Cache {
         let mut claimed: Vec<_> = claimed.into_iter().map(|(kind, run)| (kind, zeroed(&run), run)).collect();
         let mut requests: Vec<ReadRequest<'_>> = claimed
             .iter_mut()
-            .map(|(kind, bytes, run)| ReadRequest {
-                kind: *kind,
-                offset: run.start << self.geo.block_shift,
-                buf: &mut bytes[..],
-            })
+            .flat_map(|(kind, bytes, run)| self.cut(*kind, run.start << self.geo.block_shift, bytes))
             .collect();
         let _purpose = Purpose::Prefetch.scope_if_none();
         let read = self.dev.read_batch(&mut requests).is_ok();

@@ -118,17 +118,29 @@ impl Cache {
         }
     }
 
+    /// The longest read in bytes that the device gets in one piece. A kernel would cut a longer one where the pages of the blocks happen to end a
+    /// request, and make three of two. An arm goes on from one to the next, if nothing comes in between; and several devices put together what
+    /// they get.
+    fn whole_read(&self) -> usize {
+        let bs = self.geo.block_size();
+        let is_cut = self.dev.width() == 1 && !self.dev.is_rotational();
+        if is_cut { (self.dev.max_request() / bs * bs).max(bs) } else { usize::MAX }
+    }
+
+    /// The requests for a run of blocks, none longer than the device takes.
+    pub(super) fn cut<'a>(&self, kind: IoKind, offset: u64, bytes: &'a mut [u8]) -> Vec<ReadRequest<'a>> {
+        let most = self.whole_read().min(bytes.len().max(1));
+        let parts = bytes.chunks_mut(most).zip((offset..).step_by(most));
+        parts.map(|(buf, offset)| ReadRequest { kind, offset, buf }).collect()
+    }
+
     /// Reads blocks with one request, or with as few as the device takes.
     fn read_blocks(&self, kind: IoKind, range: &Range<BlockAddr>) -> io::Result<Vec<AlignedBuf>> {
         let (bs, offset) = (self.geo.block_size(), range.start << self.geo.block_shift);
-        let (len, most) = ((range.end - range.start) as usize * bs, (self.dev.max_request() / bs * bs).max(bs));
-        if len > most && !self.dev.is_rotational() {
-            // A kernel would cut it where the pages of the blocks happen to end a request, and make a third one of two. An arm goes on from one to
-            // the next, if nothing comes in between.
+        let len = (range.end - range.start) as usize * bs;
+        if len > self.whole_read() {
             let mut bytes = AlignedBuf::zeroed(len);
-            let parts = bytes.chunks_mut(most).zip((offset..).step_by(most));
-            let mut requests: Vec<_> = parts.map(|(buf, offset)| ReadRequest { kind, offset, buf }).collect();
-            self.dev.read_batch(&mut requests)?;
+            self.dev.read_batch(&mut self.cut(kind, offset, &mut bytes))?;
             return Ok(bytes.chunks_exact(bs).map(AlignedBuf::from_slice).collect());
         }
         let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();

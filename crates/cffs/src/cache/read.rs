@@ -50,6 +50,15 @@ impl Cache {
         Ok(Some(buf))
     }
 
+    /// A metadata block around which nothing is about to be needed: it is read alone.
+    pub(crate) fn read_meta_alone(&self, id: BlockId) -> Result<BufRef> {
+        if id.addr < self.geo.total_blocks && self.cached_or_wait(id.addr).is_none() {
+            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+            self.fill(IoKind::Meta, id.addr..id.addr + 1, id.addr..id.addr + 1, false)?;
+        }
+        self.read_meta(id)
+    }
+
     fn check_identity(&self, buf: &BufRef, id: BlockId) -> Result<()> {
         let bytes = buf.read();
         if !buf.is_verified() {

@@ -20,8 +20,7 @@ impl Fs {
         let interval = self.opts.commit_interval;
         let body = move || {
             let mut last = Instant::now();
-            drop(weak.upgrade().inspect(|fs| fs.warm_up_beside()));
-            let mut is_cold = true;
+            let mut cold = weak.upgrade().and_then(|fs| fs.warm_up_beside());
             loop {
                 let Some(fs) = weak.upgrade() else { return };
                 {
@@ -32,12 +31,9 @@ impl Fs {
                     if s.stop {
                         return;
                     }
-                    is_cold &= !s.woken;
                     s.woken = false;
                 }
-                if std::mem::take(&mut is_cold) {
-                    fs.warm_up_idle();
-                }
+                cold = cold.and_then(|asked| fs.warm_up_idle(asked));
                 let _span = fs.span(Kind::Background, [0; 3]);
                 last = Instant::now();
                 fs.write_back_and_commit();

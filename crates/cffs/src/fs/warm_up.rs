@@ -3,7 +3,9 @@
 //! To create a file the file system looks at the names of its directory, at the table for a free number, and at what is free where the file goes.
 //! One leads to the other, so the first program that does it would wait for four requests or five, one after the other. A mount makes them at its
 //! beginning. Where there may be an arm, which a program that only reads would have to wait for, the background thread makes them: for the names of the
-//! root at once, since every path begins there, and for the rest when nobody has written for an interval.
+//! root at once, since every path begins there, and for the rest when the device had nothing to do for an interval.
+//!
+//! Whoever needs what cannot be read meets the failure again, and reports it.
 
 use super::Fs;
 use crate::dir;
@@ -14,7 +16,7 @@ use crate::trace::Kind;
 use cffs_device::{Device, Purpose};
 
 impl Fs {
-    /// What a mount reads before anybody can use it. Whoever needs what cannot be read meets the failure again, and reports it.
+    /// What a mount reads before anybody can use it.
     pub(super) fn warm_up(&self) {
         if !self.dev.is_rotational() {
             self.warm_up_for_paths();
@@ -22,18 +24,28 @@ impl Fs {
         }
     }
 
-    /// What the background thread reads at its beginning.
-    pub(super) fn warm_up_beside(&self) {
-        if self.dev.is_rotational() {
+    /// What the background thread reads at its beginning. What the device was asked until then, for [`Fs::warm_up_idle`]; `None` if all is read.
+    pub(super) fn warm_up_beside(&self) -> Option<u64> {
+        self.dev.is_rotational().then(|| {
             self.warm_up_for_paths();
-        }
+            self.asked()
+        })
     }
 
-    /// What it reads when nobody has written since the mount began.
-    pub(super) fn warm_up_idle(&self) {
-        if self.dev.is_rotational() {
-            self.warm_up_for_changes();
+    /// What it reads after an interval in which the device was asked for nothing.
+    pub(super) fn warm_up_idle(&self, asked_before: u64) -> Option<u64> {
+        let asked = self.asked();
+        if asked != asked_before {
+            return Some(asked);
         }
+        self.warm_up_for_changes();
+        None
+    }
+
+    /// Requests to the device until now.
+    fn asked(&self) -> u64 {
+        let all = self.dev.snapshot();
+        all.read_requests() + all.write_requests()
     }
 
     fn warm_up_for_paths(&self) {
@@ -46,14 +58,18 @@ impl Fs {
         let _purpose = Purpose::Prefetch.scope();
         let _ = self.inodes.locator.load_ahead(&self.cache);
         let long = STREAM_MIN >> self.geo.frag_shift;
-        self.space.load_ahead(self.placement.goal_of(ROOT_INO), long);
+        let goal = self.placement.goal_of(ROOT_INO);
+        self.space.read_bitmaps_ahead(goal, long, self.placement.searches_all());
     }
 
+    /// Unless they are too many to be read with one request or two.
     fn read_root_names(&self) -> Result<()> {
         let root = self.node(ROOT_INO)?;
         let st = root.state.read();
-        let Some(state) = &st.dir else { return Ok(()) };
-        // A name that nothing has: what a search looks at, if the directory is small all of it.
+        let Some(state) = st.dir.as_ref().filter(|_| st.inode.size <= self.geo.group_size() as u64) else {
+            return Ok(());
+        };
+        // A name that nothing has: what a search looks at.
         dir::lookup(&self.search_cx(st.location), &st.inode, state, b"/").map(drop)
     }
 }
@@ -171,26 +187,49 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_does_it_and_with_an_arm_later() {
+    fn a_mount_does_it_where_there_is_no_arm() {
+        let dev = used(false);
+        let (fs, mounting) = dev.reads_of(|| without_thread(&dev));
+        fs.close().unwrap();
+        let (fs, with_it) = dev.reads_of(|| Fs::open(dev.clone(), None, MountOptions::default()).unwrap());
+        assert!(with_it >= mounting + 3, "{with_it} reads, {mounting} without it");
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn with_an_arm_it_is_done_after_an_interval_without_requests() {
+        let dev = used(true);
+        let fs = without_thread(&dev);
+        let ((), mounting) = dev.reads_of(|| fs.warm_up());
+        assert_eq!(mounting, 0);
+        let (asked, paths) = dev.reads_of(|| fs.warm_up_beside());
+        assert!((1..3).contains(&paths), "{paths} reads");
+        // Somebody reads meanwhile.
+        let file = fs.lookup(ROOT_INO, b"dir7").and_then(|dir| fs.lookup(dir.ino, b"file7")).unwrap().ino;
+        assert_eq!(fs.read(file, 0, &mut [0; 8192]).unwrap(), 8192);
+        let (asked, busy) = dev.reads_of(|| fs.warm_up_idle(asked.unwrap()));
+        assert_eq!(busy, 0);
+        let (left, idle) = dev.reads_of(|| fs.warm_up_idle(asked.unwrap()));
+        assert!(left.is_none() && idle > 0, "{left:?}, {idle} reads");
+        let ((), with) = dev.reads_of(|| create_and_write(&fs, "warm"));
+        assert_eq!(with, 0);
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn the_background_thread_does_it_with_an_arm() {
         let options = MountOptions { commit_interval: Duration::from_millis(1), ..MountOptions::default() };
-        for arm in [false, true] {
-            let dev = used(arm);
-            let (fs, mounting) = dev.reads_of(|| without_thread(&dev));
-            let ((), more) = dev.reads_of(|| {
-                fs.warm_up_for_paths();
-                fs.warm_up_for_changes();
-            });
-            fs.close().unwrap();
-            let before = dev.reads.load(Ordering::Relaxed);
-            let fs = Fs::open(dev.clone(), None, options.clone()).unwrap();
-            let done = || dev.reads.load(Ordering::Relaxed) >= before + mounting + more;
-            assert!(arm || done(), "not when the mount begins");
-            let patience = Instant::now();
-            while !done() {
-                assert!(patience.elapsed() < Duration::from_secs(60), "not at all");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            fs.close().unwrap();
+        let dev = used(true);
+        let (fs, mounting) = dev.reads_of(|| without_thread(&dev));
+        fs.close().unwrap();
+        let before = dev.reads.load(Ordering::Relaxed);
+        let fs = Fs::open(dev.clone(), None, options).unwrap();
+        let patience = Instant::now();
+        // The names, the table, the bitmaps.
+        while dev.reads.load(Ordering::Relaxed) < before + mounting + 3 {
+            assert!(patience.elapsed() < Duration::from_secs(60), "it does not");
+            std::thread::sleep(Duration::from_millis(1));
         }
+        fs.close().unwrap();
     }
 }

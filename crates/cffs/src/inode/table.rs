@@ -169,7 +169,10 @@ impl SlotTable {
         }
         // The map of extents is needed whole, and what lies around its nodes is not.
         let _nodes = match &st.inode.format {
-            InodeFormat::Tree { children, .. } => cache.prefetch_batch(children.iter().map(|c| c.block..c.block + 1)),
+            InodeFormat::Tree { children, .. } => {
+                let nodes = children.iter().map(|c| c.block).filter(|block| *block < g.total_blocks);
+                cache.prefetch_batch(nodes.map(|block| block..block + 1))
+            }
             _ => Vec::new(),
         };
         let mut rooms = FreeSlots::default();
@@ -276,19 +279,19 @@ impl SlotTable {
     pub fn load_ahead(&self, cache: &Cache) -> Result<()> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
-        if st.inode.size >> cache.geometry().block_shift > self.shape.per_map {
+        if st.inode.size >> cache.geometry().block_shift > self.shape.per_map + 1 {
             return Ok(());
         }
         let Some(data) = self.load(cache, st)?.anywhere() else { return Ok(()) };
         let lblock = self.shape.block_of_data(data);
         let Some(addr) = self.place(cache, st, lblock)? else { return Ok(()) };
-        self.read_alone(cache, st, addr).map(drop)
+        self.read_to_give(cache, st, addr).map(drop)
     }
 
-    /// A table block to take slots from. It has those of hundreds of files, and what lies around it is not about to be needed.
-    fn read_alone(&self, cache: &Cache, st: &TableState, addr: BlockAddr) -> Result<BufRef> {
-        let _held = cache.prefetch_batch([addr..addr + 1].into_iter());
-        cache.read_meta(self.id(st, self.kind, addr))
+    /// A table block to take slots from. One of the locator has those of hundreds of files, so the next one is not about to be needed.
+    fn read_to_give(&self, cache: &Cache, st: &TableState, addr: BlockAddr) -> Result<BufRef> {
+        let id = self.id(st, self.kind, addr);
+        if self.kind == BlockKind::Locator { cache.read_meta_alone(id) } else { cache.read_meta(id) }
     }
 
     /// Takes a free slot; with chunks, in one of the allocation group of `goal` where there is one, else in a new one
@@ -335,7 +338,7 @@ impl SlotTable {
             let lblock = self.shape.block_of_data(data);
             let addr = self.place(cache, st, lblock)?;
             let addr = addr.ok_or_else(|| Corrupt(format!("table {}: block {lblock} is missing", st.inode.ino)))?;
-            let buf = self.read_alone(cache, st, addr)?;
+            let buf = self.read_to_give(cache, st, addr)?;
             match self.free_slot(st, data, &buf) {
                 Some(slot) => return self.give(txn, st, data, slot, buf).map(Some),
                 None => {

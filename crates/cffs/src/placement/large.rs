@@ -15,6 +15,11 @@ pub const STREAM_MIN: u64 = 8 << 20;
 const SEARCHED_AGS_MAX: u64 = 64;
 
 impl Placement {
+    /// Whether the place of a long file is searched for in all allocation groups.
+    pub(crate) fn searches_all(&self) -> bool {
+        self.space.counters().ags <= SEARCHED_AGS_MAX
+    }
+
     /// Allocates a part of a large file in whole blocks: behind `after` if that is free, else near the large files of
     /// the directory's allocation group.
     pub fn allocate_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Run>> {
@@ -75,7 +80,7 @@ impl Placement {
         {
             return Ok(Some(run));
         }
-        if frags << self.geo.frag_shift >= STREAM_MIN && self.space.counters().ags <= SEARCHED_AGS_MAX {
+        if frags << self.geo.frag_shift >= STREAM_MIN && self.searches_all() {
             // Bitmaps may have to be read for that.
             drop(t);
             let most = self.geo.ag_blocks.saturating_sub(self.geo.ag_header_blocks());

@@ -12,6 +12,8 @@ use std::sync::atomic::Ordering;
 
 /// AGs from the goal on that are searched for all that is wanted before a virgin AG is opened.
 pub(super) const NEAR_AGS: usize = 8;
+/// AGs whose bitmaps are read before anybody needs them.
+const READ_AHEAD_AGS: usize = 4;
 
 /// What a search has loaded.
 #[derive(Default)]
@@ -77,24 +79,17 @@ impl Space {
         }
     }
 
-    /// Loads AGs that an allocation looks at: that of `goal`, those where `frags` fragments may be free in one run, and those behind the goal that may
-    /// have a free group; [`NEAR_AGS`] at most, together. Whoever needs one that cannot be read meets the failure again.
-    pub(crate) fn load_ahead(&self, goal: BlockAddr, frags: u64) {
+    /// Reads the bitmaps that an allocation near `goal` looks at, and one of `frags` fragments in one run where all AGs are searched for that;
+    /// of [`READ_AHEAD_AGS`] at most. They are in the cache then, and count as loaded only when somebody needs them.
+    pub(crate) fn read_bitmaps_ahead(&self, goal: BlockAddr, frags: u64, searches_all: bool) {
         let open = self.open.load(Ordering::Acquire);
         let near = self.g.ag_of(goal.min(self.g.total_blocks - 1)).min(open - 1);
         let group = self.g.frag_of_block(self.g.group_blocks());
-        let long = (0..open).filter(|ag| self.may_have_run(*ag, frags));
-        let behind = (near..open).chain(0..near).filter(|ag| self.may_have_run(*ag, group));
-        let mut ags: Vec<u64> = Vec::new();
-        for ag in [near].into_iter().chain(long).chain(behind) {
-            if ags.len() < NEAR_AGS && !ags.contains(&ag) {
-                ags.push(ag);
-            }
-        }
-        let groups = ags.into_iter().map(|ag| self.alloc_group(ag));
-        let groups: Vec<_> = groups.filter(|group| !group.is_virgin() && !group.is_loaded()).collect();
-        let _held = self.cache.prefetch_batch(groups.iter().filter_map(|group| group.bitmap_run(&self.g)));
-        groups.iter().for_each(|group| drop(self.with_free_set(group, |_| ())));
+        let is_long = |ag: &u64| *ag != near && searches_all && self.may_have_run(*ag, frags);
+        let behind = (near + 1..open).filter(|ag| !is_long(ag) && self.may_have_run(*ag, group));
+        let ags = [near].into_iter().chain((0..open).filter(&is_long)).chain(behind).take(READ_AHEAD_AGS);
+        let groups = ags.map(|ag| self.alloc_group(ag)).filter(|group| !group.is_virgin() && !group.is_loaded());
+        self.cache.prefetch_batch(groups.filter_map(|group| group.bitmap_run(&self.g)));
     }
 
     /// Visits AGs until one has something, and returns which. After a bitmap was read without success, the bitmaps

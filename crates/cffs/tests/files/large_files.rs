@@ -2,7 +2,7 @@
 
 use crate::common::large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest};
-use cffs::{Error, Fallocate, Fs, Ino, MkfsOptions, mkfs, path};
+use cffs::{Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, mkfs, path};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
@@ -279,4 +279,74 @@ fn bitmaps_that_a_search_will_need_are_one_batch() {
     let fs = Fs::open(memory.clone(), None, small_cache()).unwrap();
     assert!(path::read_file(&fs, b"/large").unwrap() == content);
     fs.close().unwrap();
+}
+
+/// With an arm or without; notes how long each read is.
+struct Queue {
+    inner: Arc<MemoryDevice>,
+    arm: bool,
+    lens: Mutex<Vec<usize>>,
+}
+
+impl Device for Queue {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.inner.sector_size()
+    }
+    fn max_request(&self) -> usize {
+        100 * KIB
+    }
+    fn is_rotational(&self) -> bool {
+        self.arm
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        if kind == IoKind::Data {
+            self.lens.lock().unwrap().push(bufs.iter().map(|buf| buf.len()).sum());
+        }
+        self.inner.read_vectored(kind, offset, bufs)
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.inner.write_vectored(kind, offset, bufs)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+}
+
+/// So that no kernel cuts them at odd places. An arm goes on from one part to the next.
+#[test]
+fn reads_through_the_cache_are_no_longer_than_the_device_takes_unless_it_has_an_arm() {
+    for arm in [false, true] {
+        let dev = Arc::new(Queue { inner: made(true), arm, lens: Mutex::default() });
+        let fs = Fs::open(dev.clone(), None, MountOptions::default()).unwrap();
+        let ino = create(&fs, "file");
+        let all = bytes(7, 4 * MIB);
+        write_all(&fs, ino, 0, &all);
+        fs.sync().unwrap();
+        fs.drop_caches();
+        dev.lens.lock().unwrap().clear();
+        let mut back = vec![0; MIB];
+        // Short ones in order, ahead of which the thread reads; then a long one.
+        for at in (0..2 * MIB).step_by(64 * KIB) {
+            assert_eq!(fs.read(ino, at as u64, &mut back[..64 * KIB]).unwrap(), 64 * KIB);
+            assert!(back[..64 * KIB] == all[at..at + 64 * KIB], "at {at}");
+        }
+        while fs.readahead_waits() > 0 {
+            std::thread::yield_now();
+        }
+        fs.drop_caches();
+        assert_eq!(fs.read(ino, 3 * MIB as u64, &mut back).unwrap(), MIB);
+        assert!(back == all[3 * MIB..], "the last part");
+        let lens = std::mem::take(&mut *dev.lens.lock().unwrap());
+        let longest = lens.iter().max().unwrap();
+        assert_eq!(*longest, if arm { MIB } else { 100 * KIB }, "{lens:?}");
+        fs.forget(ino, 1);
+        fs.close().unwrap();
+        assert_clean(&dev.inner);
+    }
 }

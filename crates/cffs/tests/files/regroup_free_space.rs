@@ -423,9 +423,11 @@ fn programs_find_space_and_their_files_meanwhile() {
                 }
             })
         };
-        regroup(&fs, &options);
+        let handle = Regroup::new();
+        let outcome = fs.regroup(&options, &handle);
         over.store(true, Ordering::Relaxed);
         writer.join().unwrap();
+        assert!(outcome.is_ok() && handle.status().outcome == Some(RegroupOutcome::Complete), "{:?}", handle.status());
         drop(fs);
         aged.end("in use");
     }
