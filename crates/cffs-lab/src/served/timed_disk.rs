@@ -2,7 +2,7 @@
 //!
 //! In virtual time a clock adds up what the disk would have taken. A request is issued, as far as the model is concerned, when the
 //! last answer was given that came before it: so requests that are there at the same time share the disk's queue, and those of a
-//! program that waits for each answer do not. A request is held back for a moment of real time, so that what was issued together
+//! program that waits for each answer do not. A request is delayed for a moment of real time, so that what was issued together
 //! arrives together, and the disk serves it in its own order: the file is served by several threads, which would mix what the kernel
 //! has sent in order. Its answer then takes a part of the time that the disk would: whoever asks for more meanwhile, as one does who
 //! reads ahead, finds the disk at work. In real time each answer waits until the disk would have given it.
@@ -110,7 +110,7 @@ impl Job {
     }
 }
 
-/// How long a request is held back in virtual time.
+/// How long a request is delayed in virtual time.
 const TOGETHER: Duration = Duration::from_micros(60);
 /// What the disk takes is so many times what is waited for its answer in virtual time: as if programs were as much slower.
 const PACE: Ns = 4;

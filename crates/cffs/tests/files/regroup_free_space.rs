@@ -368,7 +368,7 @@ fn a_bitmap_that_cannot_be_read_ends_a_regroup_and_costs_nothing() {
     let failing = Arc::new(FailingDevice::new(copy.clone()));
     let fs = mount(&failing);
     // Header and bitmap of the seventh.
-    let bad = 6 * AG_BLOCKS << 12;
+    let bad = (6 * AG_BLOCKS) << 12;
     failing.set(Operation::Read, Fault::from_now_on().of_kind(IoKind::Meta).in_range(bad, bad + (2 << 12)));
     let handle = Regroup::new();
     fs.regroup(&RegroupOptions::default(), &handle).unwrap();
