@@ -55,6 +55,15 @@ fn what_is_moved_leaves_what_was_promised_to_writes() {
     }
 }
 
+/// Dirty data of another file, counted at its worst, left no room for the one byte that had to move out of its inode, and was not written back (seed
+/// 281149).
+#[test]
+fn a_range_is_inserted_although_dirty_data_could_take_all_that_is_free() {
+    let setup = Setup::numbered(281_149).small().on_log_disk(281_149);
+    let ops = "create /d 755 0\ncreate /f 755 0\nwrite /d 0 1 1\nwrite /f 0 1830912 2\nfallocate /d insert 0 16384";
+    run(setup, &cffs_sim::ops::parse(ops).unwrap()).unwrap_or_else(|e| panic!("{setup}\n{e}"));
+}
+
 /// A directory was open and removed, and the number of its parent belonged to the directory that was to move into it (seed 1610000191).
 #[test]
 fn nothing_moves_into_a_directory_that_was_removed() {

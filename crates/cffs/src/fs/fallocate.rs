@@ -10,6 +10,7 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
 use crate::node::Node;
+use crate::reservation::Reservation;
 use crate::trace::Kind;
 use std::ops::Range;
 use std::sync::Arc;
@@ -255,15 +256,25 @@ impl Fs {
         Ok(bytes.start >> self.geo.frag_shift..bytes.end >> self.geo.frag_shift)
     }
 
+    /// Moves the contents out of the inode, and reserves space for the tree of extents. Dirty data of other files counts at its worst, so it is written
+    /// back if that leaves nothing for either.
+    fn ready_for_shift(&self, c: Caller, node: &Arc<Node>) -> Result<Reservation> {
+        self.with_space(|| {
+            let exclusive = Exclusive::new(node);
+            self.leave_inode(c, node)?;
+            drop(exclusive);
+            preallocate::reserve_for_cut(&self.file_cx(), node)
+        })
+    }
+
     fn collapse(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
         let cx = self.file_cx();
         if bytes.end >= node.state.read().inode.size {
             return Error::invalid("a range to collapse that reaches the end of the file");
         }
         let frags = self.flush_for_shift(node, &bytes, "collapse")?;
-        let nodes = self.with_space(|| preallocate::reserve_for_cut(&cx, node))?;
+        let nodes = self.ready_for_shift(c, node)?;
         let _exclusive = Exclusive::new(node);
-        self.leave_inode(c, node)?;
         preallocate::remove(&cx, node, frags.clone(), &nodes)?;
         preallocate::shift_down(&cx, node, frags.end, frags.end - frags.start)
     }
@@ -275,10 +286,8 @@ impl Fs {
         }
         size.checked_add(bytes.end - bytes.start).filter(|s| *s <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
         let frags = self.flush_for_shift(node, &bytes, "insert")?;
-        // Dirty data of other files counts at its worst, so it is written back if that leaves nothing for the tree of extents.
-        drop(self.with_space(|| preallocate::reserve_for_cut(&self.file_cx(), node))?);
+        drop(self.ready_for_shift(c, node)?);
         let _exclusive = Exclusive::new(node);
-        self.leave_inode(c, node)?;
         preallocate::shift_up(&self.file_cx(), node, frags.start, frags.end - frags.start)
     }
 
