@@ -2,8 +2,8 @@
 //!
 //! To create a file the file system looks at the names of its directory, at the table for a free number, and at what is free where the file goes.
 //! One leads to the other, so the first program that does it would wait for four requests or five, one after the other. A mount makes them at its
-//! beginning. Where there may be an arm, which a program that only reads would have to wait for, the background thread makes them: for the names of the
-//! root at once, since every path begins there, and for the rest when the device had nothing to do for an interval.
+//! beginning. Where there may be an arm it reads only the names of the root, since every path begins there; what only changes need, for which a program
+//! that reads would have to wait, the background thread reads when the device had nothing to do for an interval.
 //!
 //! Whoever needs what cannot be read meets the failure again, and reports it.
 
@@ -18,26 +18,24 @@ use cffs_device::{Device, Purpose};
 impl Fs {
     /// What a mount reads before anybody can use it.
     pub(super) fn warm_up(&self) {
+        let _ = self.read_root_names();
         if !self.dev.is_rotational() {
-            self.warm_up_for_paths();
             self.warm_up_for_changes();
         }
     }
 
-    /// What the background thread reads at its beginning. What the device was asked until then, for [`Fs::warm_up_idle`]; `None` if all is read.
-    pub(super) fn warm_up_beside(&self) -> Option<u64> {
-        self.dev.is_rotational().then(|| {
-            self.warm_up_for_paths();
-            self.asked()
-        })
+    /// For [`Fs::warm_up_idle`], where that is to do something: what the device was asked until now.
+    pub(super) fn is_cold(&self) -> Option<u64> {
+        self.dev.is_rotational().then(|| self.asked())
     }
 
-    /// What it reads after an interval in which the device was asked for nothing.
+    /// What the background thread reads after an interval in which the device was asked for nothing.
     pub(super) fn warm_up_idle(&self, asked_before: u64) -> Option<u64> {
         let asked = self.asked();
         if asked != asked_before {
             return Some(asked);
         }
+        let _span = self.span(Kind::Background, [0; 3]);
         self.warm_up_for_changes();
         None
     }
@@ -48,13 +46,7 @@ impl Fs {
         all.read_requests() + all.write_requests()
     }
 
-    fn warm_up_for_paths(&self) {
-        let _span = self.span(Kind::Background, [0; 3]);
-        let _ = self.read_root_names();
-    }
-
     fn warm_up_for_changes(&self) {
-        let _span = self.span(Kind::Background, [0; 3]);
         let _purpose = Purpose::Prefetch.scope();
         let _ = self.inodes.locator.load_ahead(&self.cache);
         let long = STREAM_MIN >> self.geo.frag_shift;
@@ -200,9 +192,10 @@ mod tests {
     fn with_an_arm_it_is_done_after_an_interval_without_requests() {
         let dev = used(true);
         let fs = without_thread(&dev);
-        let ((), mounting) = dev.reads_of(|| fs.warm_up());
-        assert_eq!(mounting, 0);
-        let (asked, paths) = dev.reads_of(|| fs.warm_up_beside());
+        let (asked, paths) = dev.reads_of(|| {
+            fs.warm_up();
+            fs.is_cold()
+        });
         assert!((1..3).contains(&paths), "{paths} reads");
         // Somebody reads meanwhile.
         let file = fs.lookup(ROOT_INO, b"dir7").and_then(|dir| fs.lookup(dir.ino, b"file7")).unwrap().ino;
