@@ -20,7 +20,7 @@ impl Fs {
         let interval = self.opts.commit_interval;
         let body = move || {
             let mut last = Instant::now();
-            let mut cold = weak.upgrade().and_then(|fs| fs.is_cold());
+            let mut cold = weak.upgrade().and_then(|fs| fs.cold_since());
             loop {
                 let Some(fs) = weak.upgrade() else { return };
                 {

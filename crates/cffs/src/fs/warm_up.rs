@@ -24,8 +24,8 @@ impl Fs {
         }
     }
 
-    /// For [`Fs::warm_up_idle`], where that is to do something: what the device was asked until now.
-    pub(super) fn is_cold(&self) -> Option<u64> {
+    /// What the device was asked until now, for [`Fs::warm_up_idle`]; `None` where all is read.
+    pub(super) fn cold_since(&self) -> Option<u64> {
         self.dev.is_rotational().then(|| self.asked())
     }
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     /// A file system in which other files lie between the table's first blocks and its last ones.
-    fn used(arm: bool) -> Arc<Counting> {
+    fn used(arm: bool, no_embed: bool) -> Arc<Counting> {
         let dev = Counting {
             inner: MemoryDevice::new(64 << 20),
             arm,
@@ -133,7 +133,7 @@ mod tests {
             fails: AtomicBool::new(false),
         };
         let dev = Arc::new(dev);
-        mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
+        mkfs(&*dev, None, &MkfsOptions { no_embed, ..MkfsOptions::default() }).unwrap();
         let fs = without_thread(&dev);
         for d in 0..20 {
             let dir = fs.mkdir(Caller::ROOT, ROOT_INO, format!("dir{d}").as_bytes(), 0o755).unwrap().ino;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_first_file_then_waits_for_nothing() {
-        let dev = used(false);
+        let dev = used(false, false);
         let cold = without_thread(&dev);
         let ((), without) = dev.reads_of(|| create_and_write(&cold, "cold"));
         assert!(without >= 3, "{without} reads");
@@ -168,8 +168,21 @@ mod tests {
     }
 
     #[test]
+    fn inodes_outside_of_directories_are_all_that_is_left_to_read() {
+        let dev = used(false, true);
+        let cold = without_thread(&dev);
+        let ((), without) = dev.reads_of(|| create_and_write(&cold, "cold"));
+        cold.close().unwrap();
+        let fs = without_thread(&dev);
+        fs.warm_up();
+        let ((), with) = dev.reads_of(|| create_and_write(&fs, "warm"));
+        assert!(with < without, "{with} reads, {without} without it");
+        fs.close().unwrap();
+    }
+
+    #[test]
     fn what_cannot_be_read_is_no_failure_until_somebody_needs_it() {
-        let dev = used(false);
+        let dev = used(false, false);
         let fs = without_thread(&dev);
         dev.fails.store(true, Ordering::Relaxed);
         fs.warm_up();
@@ -180,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_mount_does_it_where_there_is_no_arm() {
-        let dev = used(false);
+        let dev = used(false, false);
         let (fs, mounting) = dev.reads_of(|| without_thread(&dev));
         fs.close().unwrap();
         let (fs, with_it) = dev.reads_of(|| Fs::open(dev.clone(), None, MountOptions::default()).unwrap());
@@ -190,11 +203,11 @@ mod tests {
 
     #[test]
     fn with_an_arm_it_is_done_after_an_interval_without_requests() {
-        let dev = used(true);
+        let dev = used(true, false);
         let fs = without_thread(&dev);
         let (asked, paths) = dev.reads_of(|| {
             fs.warm_up();
-            fs.is_cold()
+            fs.cold_since()
         });
         assert!((1..3).contains(&paths), "{paths} reads");
         // Somebody reads meanwhile.
@@ -212,7 +225,7 @@ mod tests {
     #[test]
     fn the_background_thread_does_it_with_an_arm() {
         let options = MountOptions { commit_interval: Duration::from_millis(1), ..MountOptions::default() };
-        let dev = used(true);
+        let dev = used(true, false);
         let (fs, mounting) = dev.reads_of(|| without_thread(&dev));
         fs.close().unwrap();
         let before = dev.reads.load(Ordering::Relaxed);

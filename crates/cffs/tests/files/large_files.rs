@@ -82,16 +82,31 @@ fn long_reads_see_what_is_nowhere_but_in_memory() {
     }
 }
 
-/// Notes how many requests each batch of reads has, and how many reads there are otherwise.
+/// Notes how many requests each batch of reads has, how many reads there are otherwise, and how long the longest of file data is.
 struct Noting {
     inner: Arc<MemoryDevice>,
+    /// It has none, and takes requests of so many bytes.
+    without_arm: Option<usize>,
+    longest: Mutex<usize>,
     batches: Mutex<Vec<usize>>,
     single: Mutex<usize>,
 }
 
 impl Noting {
     fn new(inner: Arc<MemoryDevice>) -> Arc<Noting> {
-        Arc::new(Noting { inner, batches: Mutex::default(), single: Mutex::default() })
+        Noting::with_queue(inner, None)
+    }
+
+    fn with_queue(inner: Arc<MemoryDevice>, without_arm: Option<usize>) -> Arc<Noting> {
+        let (longest, batches, single) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Noting { inner, without_arm, longest, batches, single })
+    }
+
+    fn note(&self, kind: IoKind, len: usize) {
+        if kind == IoKind::Data {
+            let mut longest = self.longest.lock().unwrap();
+            *longest = len.max(*longest);
+        }
     }
 
     /// Since the last call: requests of each batch, other reads.
@@ -107,12 +122,20 @@ impl Device for Noting {
     fn sector_size(&self) -> u32 {
         self.inner.sector_size()
     }
+    fn max_request(&self) -> usize {
+        self.without_arm.unwrap_or(self.inner.max_request())
+    }
+    fn is_rotational(&self) -> bool {
+        self.without_arm.is_none()
+    }
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         *self.single.lock().unwrap() += 1;
+        self.note(kind, bufs.iter().map(|buf| buf.len()).sum());
         self.inner.read_vectored(kind, offset, bufs)
     }
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.batches.lock().unwrap().push(requests.len());
+        requests.iter().for_each(|request| self.note(request.kind, request.buf.len()));
         self.inner.read_batch(requests)
     }
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -281,55 +304,18 @@ fn bitmaps_that_a_search_will_need_are_one_batch() {
     fs.close().unwrap();
 }
 
-/// With an arm or without; notes how long each read is.
-struct Queue {
-    inner: Arc<MemoryDevice>,
-    arm: bool,
-    lens: Mutex<Vec<usize>>,
-}
-
-impl Device for Queue {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-    fn max_request(&self) -> usize {
-        100 * KIB
-    }
-    fn is_rotational(&self) -> bool {
-        self.arm
-    }
-    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        if kind == IoKind::Data {
-            self.lens.lock().unwrap().push(bufs.iter().map(|buf| buf.len()).sum());
-        }
-        self.inner.read_vectored(kind, offset, bufs)
-    }
-    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        self.inner.write_vectored(kind, offset, bufs)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-}
-
 /// So that no kernel cuts them at odd places. An arm goes on from one part to the next.
 #[test]
 fn reads_through_the_cache_are_no_longer_than_the_device_takes_unless_it_has_an_arm() {
     for arm in [false, true] {
-        let dev = Arc::new(Queue { inner: made(true), arm, lens: Mutex::default() });
+        let dev = Noting::with_queue(made(true), (!arm).then_some(100 * KIB));
         let fs = Fs::open(dev.clone(), None, MountOptions::default()).unwrap();
         let ino = create(&fs, "file");
         let all = bytes(7, 4 * MIB);
         write_all(&fs, ino, 0, &all);
         fs.sync().unwrap();
         fs.drop_caches();
-        dev.lens.lock().unwrap().clear();
+        *dev.longest.lock().unwrap() = 0;
         let mut back = vec![0; MIB];
         // Short ones in order, ahead of which the thread reads; then a long one.
         for at in (0..2 * MIB).step_by(64 * KIB) {
@@ -342,9 +328,7 @@ fn reads_through_the_cache_are_no_longer_than_the_device_takes_unless_it_has_an_
         fs.drop_caches();
         assert_eq!(fs.read(ino, 3 * MIB as u64, &mut back).unwrap(), MIB);
         assert!(back == all[3 * MIB..], "the last part");
-        let lens = std::mem::take(&mut *dev.lens.lock().unwrap());
-        let longest = lens.iter().max().unwrap();
-        assert_eq!(*longest, if arm { MIB } else { 100 * KIB }, "{lens:?}");
+        assert_eq!(*dev.longest.lock().unwrap(), if arm { MIB } else { 100 * KIB });
         fs.forget(ino, 1);
         fs.close().unwrap();
         assert_clean(&dev.inner);
