@@ -69,7 +69,12 @@ impl Fs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
+    use crate::format::extent::Child;
+    use crate::format::table::LOCATOR_SIZE;
+    use crate::format::{BlockKind, InodeFormat};
     use crate::fs::{Caller, MountOptions};
+    use crate::inode::table::SlotTable;
     use crate::mkfs::{MkfsOptions, mkfs};
     use cffs_device::{IoKind, MemoryDevice};
     use std::io::{self, IoSlice, IoSliceMut};
@@ -178,6 +183,17 @@ mod tests {
         let ((), with) = dev.reads_of(|| create_and_write(&fs, "warm"));
         assert!(with < without, "{with} reads, {without} without it");
         fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_table_with_a_node_outside_of_the_device_is_damaged() {
+        let fs = without_thread(&used(false, false));
+        let mut inode = fs.inodes.locator.with_inode(Clone::clone);
+        for block in [u64::MAX, fs.geo.total_blocks] {
+            inode.format = InodeFormat::Tree { height: 1, children: vec![Child { key: 0, block }] };
+            let table = SlotTable::new(&fs.geo, BlockKind::Locator, LOCATOR_SIZE, 1, inode.clone());
+            assert!(matches!(table.load_ahead(&fs.cache), Err(Error::Corrupt(_))), "at block {block}");
+        }
     }
 
     #[test]
