@@ -9,7 +9,41 @@ use cffs_device::{IoKind, Purpose, ReadRequest};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+/// What one request across several places has brought.
+pub(crate) struct ReadAcross {
+    /// It was about so many of the blocks that were asked for.
+    pub(crate) count: usize,
+    /// Those of them that were read, in runs.
+    pub(crate) blocks: Vec<Range<BlockAddr>>,
+}
+
 impl Cache {
+    /// Reads data blocks, which are given in order, with one request: as far as there are at most `gap` blocks between one and the next, and
+    /// not more than `most` in all. What lies between them is not cached. One that cannot be read is for its reader to report.
+    pub(crate) fn read_across(&self, blocks: &[BlockAddr], gap: u64, most: u64) -> ReadAcross {
+        let Some(first) = blocks.first().copied() else { return ReadAcross { count: 0, blocks: Vec::new() } };
+        let most = most.clamp(1, self.transfer_blocks());
+        let near = |pair: &&[BlockAddr]| pair[1] - pair[0] <= gap + 1 && pair[1] - first < most;
+        let last = blocks[blocks.windows(2).take_while(near).count()];
+        let here = self.together(&(first..first + 1), first..last + 1);
+        let count = blocks.partition_point(|block| *block < here.end);
+        let wanted = blocks[..count].chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1);
+        let claimed: Vec<Range<BlockAddr>> = wanted.flat_map(|run| self.claim_missing(run)).collect();
+        let (Some(start), Some(end)) = (claimed.first().map(|r| r.start), claimed.last().map(|r| r.end)) else {
+            return ReadAcross { count, blocks: Vec::new() };
+        };
+        // Others may be reading or writing what lies in between: of that nothing is taken.
+        let range = start..end;
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let _miss = self.tracer().span(Trace::Miss, [start, end - start, 0]);
+        let Ok(bytes) = self.read_blocks(IoKind::Data, &range) else {
+            claimed.into_iter().for_each(|run| self.release(run));
+            return ReadAcross { count, blocks: Vec::new() };
+        };
+        self.insert_filled(claimed.clone(), range.clone().zip(bytes), &range, false);
+        ReadAcross { count, blocks: claimed }
+    }
+
     /// Reads runs of metadata blocks that are about to be needed one after the other, several requests in flight. Runs with
     /// a block that is cached or in flight are left out. Returns the blocks: they stay cached while they are held. The reader
     /// that needs a block meets a failure again, and reports it.
@@ -21,15 +55,20 @@ impl Cache {
     /// Marks the blocks of runs as in flight that are not there and not on their way. Returns these.
     pub(super) fn claim_ahead(&self, requests: Vec<ReadaheadRequest>) -> Vec<ReadaheadRequest> {
         let claim = |(cause, kind, range): ReadaheadRequest| {
-            let (mut runs, mut at) = (Vec::new(), range.start);
-            while at < range.end {
-                let end = range.end.min(self.region_end(at));
-                runs.extend(self.shard(at).shard.lock().claim_missing(at..end));
-                at = end;
-            }
-            runs.into_iter().map(move |run| (cause, kind, run))
+            self.claim_missing(range).into_iter().map(move |run| (cause, kind, run))
         };
         requests.into_iter().flat_map(claim).collect()
+    }
+
+    /// The same of one run: parts of it, each in one part of the cache.
+    fn claim_missing(&self, range: Range<BlockAddr>) -> Vec<Range<BlockAddr>> {
+        let (mut runs, mut at) = (Vec::new(), range.start);
+        while at < range.end {
+            let end = range.end.min(self.region_end(at));
+            runs.extend(self.shard(at).shard.lock().claim_missing(at..end));
+            at = end;
+        }
+        runs
     }
 
     /// The blocks of a run are not in flight any more, and were not read.

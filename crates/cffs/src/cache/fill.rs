@@ -135,7 +135,7 @@ impl Cache {
     }
 
     /// Reads blocks with one request, or with as few as the device takes.
-    fn read_blocks(&self, kind: IoKind, range: &Range<BlockAddr>) -> io::Result<Vec<AlignedBuf>> {
+    pub(super) fn read_blocks(&self, kind: IoKind, range: &Range<BlockAddr>) -> io::Result<Vec<AlignedBuf>> {
         let (bs, offset) = (self.geo.block_size(), range.start << self.geo.block_shift);
         let len = (range.end - range.start) as usize * bs;
         if len > self.whole_read() {
@@ -202,7 +202,7 @@ impl Cache {
     }
 
     /// Puts the blocks that were read into the cache, as far as they were claimed. Returns how many of them nobody needed.
-    fn insert_filled(
+    pub(super) fn insert_filled(
         &self,
         claimed: Vec<Range<BlockAddr>>,
         mut read: impl Iterator<Item = (BlockAddr, AlignedBuf)>,

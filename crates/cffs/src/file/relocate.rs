@@ -18,7 +18,7 @@ use super::{FileCtx, writeback};
 use crate::cache::{DataRun, DataVerifier, Source};
 use crate::error::Result;
 use crate::extent;
-use crate::format::{Extent, FileType, Run};
+use crate::format::{BlockAddr, Extent, FileType, Geometry, Run};
 use crate::node::{Node, NodeState};
 use crate::reservation::Reservation;
 use cffs_buf::AlignedBuf;
@@ -32,7 +32,7 @@ pub struct Copied {
     version: u64,
     /// Extents as they are, or parts of them, and the bytes of those that are written.
     parts: Vec<(Extent, Option<Arc<AlignedBuf>>)>,
-    /// All of it was cached.
+    /// All of it was cached, and not for the move alone.
     cached: bool,
 }
 
@@ -43,31 +43,50 @@ impl Copied {
     }
 }
 
-/// Reads what the file has in a range of fragments. `None` if it cannot be moved now: it is being written back, waits to be
-/// freed, has nothing there, or is no regular file (any more).
+/// The parts of extents that lie in a range of fragments. None if they cannot be moved now: the file is being written back, waits to be freed, or
+/// is no regular file (any more).
 ///
 /// # Errors
-/// Those of reading, also of data that does not match its checksums: what cannot be verified stays where it is.
-pub fn read(cx: &FileCtx<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Option<Copied>> {
-    let st = node.state.read();
-    // While the node is locked no writeback begins. One that has begun may be overwriting what would be read here.
+/// Those of reading the extent tree.
+pub fn extents_to_move(cx: &FileCtx<'_>, node: &Node, st: &NodeState, range: &Range<u64>) -> Result<Vec<Extent>> {
+    let mut extents = Vec::new();
+    // While the node is locked no writeback begins. One that has begun may be overwriting what would be read.
     // The number may have gone to another inode since the caller found it: to a directory, whose blocks move otherwise.
     if st.inode.file_type() != FileType::Regular || st.freed || st.orphan || node.under_way.is_busy() {
-        return Ok(None);
+        return Ok(extents);
     }
-    let version = node.data_version.load(Ordering::Relaxed);
-    let mut extents = Vec::new();
     extent::for_each(cx.cache, &st.inode, range.clone(), |e| {
         let (from, to) = (e.logical.max(range.start), e.end().min(range.end));
         extents.push(Extent { logical: from, start: e.start + (from - e.logical), len: to - from, ..e });
         Ok(())
     })?;
+    Ok(extents)
+}
+
+/// The blocks that an extent lies in.
+pub fn blocks_of(g: &Geometry, e: &Extent) -> Range<BlockAddr> {
+    g.block_of_frag(e.start)..g.block_of_frag(e.start + e.len - 1) + 1
+}
+
+/// Reads what the file has in a range of fragments. `None` if it cannot be moved now: it is being written back, waits to be
+/// freed, has nothing there, or is no regular file (any more). A block that `is_brought` is cached for the move alone.
+///
+/// # Errors
+/// Those of reading, also of data that does not match its checksums: what cannot be verified stays where it is.
+pub fn read(
+    cx: &FileCtx<'_>,
+    node: &Arc<Node>,
+    range: Range<u64>,
+    is_brought: &dyn Fn(BlockAddr) -> bool,
+) -> Result<Option<Copied>> {
+    let st = node.state.read();
+    let version = node.data_version.load(Ordering::Relaxed);
+    let extents = extents_to_move(cx, node, &st, &range)?;
     if extents.is_empty() {
         return Ok(None);
     }
-    let g = cx.cache.geometry();
-    let blocks = |e: &Extent| g.block_of_frag(e.start)..g.block_of_frag(e.start + e.len - 1) + 1;
-    let cached = extents.iter().all(|e| blocks(e).all(|b| cx.cache.peek(b).is_some()));
+    let is_cached = |block| cx.cache.peek(block).is_some() && !is_brought(block);
+    let cached = extents.iter().all(|e| blocks_of(cx.cache.geometry(), e).all(is_cached));
     let mut parts = Vec::with_capacity(extents.len());
     for e in extents {
         let bytes = if e.unwritten { None } else { Some(Arc::new(read_extent(cx, &st, &e)?)) };

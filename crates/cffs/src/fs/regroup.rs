@@ -281,7 +281,11 @@ impl Control for Running<'_> {
     }
 
     fn most_at_once(&self) -> u64 {
-        self.limit.burst() / 2 // read, and written
+        if self.limit.is_some() {
+            self.limit.burst() / 2 /* read, and written */
+        } else {
+            u64::MAX
+        }
     }
 
     fn report(&self, p: &Progress) {

@@ -59,7 +59,7 @@ pub trait Control {
     fn give_way(&self);
     /// Whether others go first. Then they do not wait for what moves either.
     fn gives_way(&self) -> bool;
-    /// Most bytes of files to move at once: whoever uses the device waits for them.
+    /// Most bytes of files to move at once: whoever uses the device waits for them. [`u64::MAX`] where no rate is asked for.
     fn most_at_once(&self) -> u64;
     /// Tells what has been done.
     fn report(&self, progress: &Progress);

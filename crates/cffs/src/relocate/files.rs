@@ -2,6 +2,7 @@
 
 use super::MoveCtx;
 use super::control::Control;
+use super::readahead::Readahead;
 use super::stretch::Item;
 use crate::error::{Error, Result};
 use crate::file::relocate::{self, Copied, Move};
@@ -452,7 +453,9 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
     let shift = cx.file.cache.geometry().frag_shift;
     let most = control.most_at_once() >> shift;
     let mut sum = (0, 0);
-    let mut left = items.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()).peekable();
+    let to_move: Vec<(&Item, Vec<Run>)> = items.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()).collect();
+    let mut ahead = Readahead::new(to_move.iter().map(|(item, _)| *item).collect());
+    let mut left = to_move.into_iter().peekable();
     while left.peek().is_some() {
         let mut under_way = Move::new(control.gives_way());
         let (mut written, mut files, mut failed) = (0, 0, None);
@@ -462,7 +465,7 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
                 frags += next.0.frags();
                 batch.push(next);
             }
-            let (copied, outcome) = read_batch(cx, batch, &copies, control);
+            let (copied, outcome) = read_batch(cx, batch, &mut ahead, &copies, control);
             let frags: u64 = copied.iter().map(|(c, _)| c.frags()).sum();
             (written, files, failed) = (written + frags, files + copied.len() as u64, outcome.err());
             control.give_way();
@@ -490,6 +493,7 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
 fn read_batch(
     cx: &MoveCtx<'_>,
     batch: Vec<(&Item, Vec<Run>)>,
+    ahead: &mut Readahead<'_>,
     copies: &Copies,
     control: &dyn Control,
 ) -> (Vec<(Copied, Vec<Run>)>, Result<()>) {
@@ -500,8 +504,9 @@ fn read_batch(
         let read = if outcome.is_err() {
             Ok(None)
         } else {
+            ahead.next(cx, control);
             control.give_way();
-            read(cx, item)
+            read(cx, item, ahead)
         };
         match read {
             Ok(Some(m)) if m.frags() == item.frags() => {
@@ -517,7 +522,7 @@ fn read_batch(
     (copied, outcome)
 }
 
-fn read(cx: &MoveCtx<'_>, item: &Item) -> Result<Option<Copied>> {
+fn read(cx: &MoveCtx<'_>, item: &Item, ahead: &Readahead<'_>) -> Result<Option<Copied>> {
     let node: Arc<Node> = cx.inodes.get(cx.file.cache, item.ino)?;
-    relocate::read(&cx.file, &node, item.logical.clone())
+    relocate::read(&cx.file, &node, item.logical.clone(), &|block| ahead.has_brought(block))
 }

@@ -9,7 +9,7 @@
 //!   how many where it would go; [`survey`] sums that up. Only what saves requests is moved, so a second run moves nothing;
 //! - [`strays`] are files that lie apart from their stretch, and [`detours`] stretches that lie apart from the way: both go back among the
 //!   others;
-//! - [`files`] and [`names`] move data and directory blocks. They know nothing of why.
+//! - [`files`] and [`names`] move data, which [`readahead`] has read with few requests, and directory blocks. They know nothing of why.
 //!
 //! Two other planners use the same moves: [`large`] for files that are longer than a group, and [`free_space`], which chooses parts
 //! of the device that [`evacuate`] empties, [`meta`]data included.
@@ -29,6 +29,7 @@ mod meta;
 mod names;
 mod pace;
 mod plan;
+mod readahead;
 mod strays;
 mod stretch;
 mod survey;

@@ -19,6 +19,7 @@ mod regroup;
 mod regroup_free_space;
 mod regroup_full;
 mod regroup_large;
+mod regroup_reads;
 mod scale;
 mod space_of_files;
 mod tmpfile;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 const ROOT: Caller = Caller::ROOT;
 const DIRS: usize = 24;
 
-fn small_groups() -> MkfsOptions {
+pub(super) fn small_groups() -> MkfsOptions {
     MkfsOptions::default().group_size(64 << 10)
 }
 
@@ -23,7 +23,7 @@ fn contents(n: usize) -> Vec<u8> {
 }
 
 /// Files that were made in turns over many directories, with others removed in between. Returns what is there.
-fn aged(fs: &Fs) -> BTreeMap<String, Vec<u8>> {
+pub(super) fn aged(fs: &Fs) -> BTreeMap<String, Vec<u8>> {
     aged_in_rounds(fs, 40)
 }
 
@@ -51,7 +51,7 @@ fn aged_in_rounds(fs: &Fs, rounds: usize) -> BTreeMap<String, Vec<u8>> {
     all
 }
 
-fn compare(fs: &Fs, all: &BTreeMap<String, Vec<u8>>) {
+pub(super) fn compare(fs: &Fs, all: &BTreeMap<String, Vec<u8>>) {
     for (path, bytes) in all {
         let mut ino = ROOT_INO;
         for name in path.split('/') {
@@ -68,7 +68,7 @@ fn compare(fs: &Fs, all: &BTreeMap<String, Vec<u8>>) {
     }
 }
 
-fn regroup(fs: &Fs, options: &RegroupOptions) -> RegroupStatus {
+pub(super) fn regroup(fs: &Fs, options: &RegroupOptions) -> RegroupStatus {
     let handle = Regroup::new();
     fs.regroup(options, &handle).unwrap();
     handle.status()
