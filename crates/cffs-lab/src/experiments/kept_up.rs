@@ -17,6 +17,8 @@ use crate::layout::{Adjacency, Layout};
 const LEVELS: [(&str, f64, f64); 2] = [("70% full", 0.7, 5.0), ("90% full", 0.9, 12.0)];
 /// Blocks, and files, that follow the one before them after a regroup, in %.
 const ADJACENT: f64 = 90.0;
+/// Seeds of the agings. How free space lies in the end is a matter of chance, and one aging says as little as one throw of a die.
+const AGINGS: [u64; 5] = [1997, 1, 2, 3, 4];
 
 /// What is done for the aged file system.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,8 +55,15 @@ struct Measured {
     moved: u64,
 }
 
+impl Measured {
+    /// By how much a phase is slower than on a fresh disk, in %.
+    fn loss(&self, fresh: &Measured, phase: usize) -> f64 {
+        (1.0 - fresh.phases[phase].seconds() / self.phases[phase].seconds()) * 100.0
+    }
+}
+
 /// Ages to `level`, does what is to be done, and runs the benchmark.
-fn measure(level: f64, upkeep: Upkeep, scale: u64) -> Result<Measured> {
+fn measure(level: f64, upkeep: Upkeep, seed: u64, scale: u64) -> Result<Measured> {
     let setup = setup();
     let mut harness = Harness::new(&setup)?;
     // What moves files works with the log only, so that everything before the benchmark does.
@@ -68,7 +77,7 @@ fn measure(level: f64, upkeep: Upkeep, scale: u64) -> Result<Measured> {
                 }
                 Ok(())
             };
-            written = age_with(fs, level, OPERATIONS / scale, 1997, &mut idle)?;
+            written = age_with(fs, level, OPERATIONS / scale, seed, &mut idle)?;
             Ok(())
         })?;
     }
@@ -118,41 +127,49 @@ fn price(setup: &Setup) -> Result<Price> {
 /// Those of the engine.
 pub fn figure7(scale: u64) -> Result<Outcome> {
     let price = price(&setup())?;
-    let fresh = measure(0.0, Upkeep::Nothing, scale)?;
+    let fresh = measure(0.0, Upkeep::Nothing, AGINGS[0], scale)?;
     let mut outcome = Outcome::default();
-    let mut states = Vec::new();
+    let (mut states, mut losses) = (Vec::new(), Vec::new());
     for (level, share, most) in LEVELS {
         for upkeep in Upkeep::ALL {
             let state = format!("{level}, {}", upkeep.name());
-            let m = measure(share, upkeep, scale)?;
+            let agings = if upkeep == Upkeep::Nothing { &AGINGS[..1] } else { &AGINGS };
+            let mut all = agings.iter().map(|seed| measure(share, upkeep, *seed, scale)).collect::<Result<Vec<_>>>()?;
             if upkeep != Upkeep::Nothing {
-                outcome.claims.extend(losses(&state, most, &fresh, &m, price, scale));
+                outcome.claims.extend(mean_losses(&state, most, &fresh, &all, price, scale));
+                let of_phase = |phase| all.iter().map(|m| m.loss(&fresh, phase)).collect();
+                losses.extend((0..3).map(|phase| (format!("{state}: {}", PHASES[phase]), of_phase(phase))));
             }
             if upkeep == Upkeep::Regroup {
+                let least = |of: &dyn Fn(&Measured) -> f64| all.iter().map(of).fold(f64::INFINITY, f64::min);
                 let score = format!("{state}: layout score: blocks that follow the one before them, in % (our target)");
-                outcome.claims.push(Claim::at_least(score, ADJACENT, m.score));
+                outcome.claims.push(Claim::at_least(score, ADJACENT, least(&|m| m.score)));
                 let listed = format!("{state}: files that follow the one listed before them, in % (our target)");
-                outcome.claims.push(Claim::at_least(listed, ADJACENT, m.adjacency.listed));
+                outcome.claims.push(Claim::at_least(listed, ADJACENT, least(&|m| m.adjacency.listed)));
             }
-            states.push((state, m));
+            states.push((state, all.swap_remove(0)));
         }
     }
     states.insert(0, ("fresh".into(), fresh));
     tables(&mut outcome, &states, scale);
+    let columns = AGINGS.map(|seed| format!("seed {seed}"));
+    outcome.table("Loss against the fresh disk, of each aging (%)", "state", &columns, losses);
     outcome.notes = vec![format!(
         "As figure 7, with the log until the benchmark begins, because without it nothing is moved. With maintenance, the file system is \
          idle after every {DAY} creations and deletions, and takes a step if it has the credit for it. What was written is counted in blocks of 4 KB, \
-         which is what credit is given for."
+         which is what credit is given for. A loss is the mean of {} agings, a score the lowest of them; the other tables show the first.",
+        AGINGS.len()
     )];
     Ok(outcome)
 }
 
-fn losses(state: &str, most: f64, fresh: &Measured, m: &Measured, price: Price, scale: u64) -> Vec<Claim> {
+fn mean_losses(state: &str, most: f64, fresh: &Measured, agings: &[Measured], price: Price, scale: u64) -> Vec<Claim> {
     let claim = |phase: usize| {
-        let loss = (1.0 - fresh.phases[phase].seconds() / m.phases[phase].seconds()) * 100.0;
-        Claim::at_most(format!("{state}: {}: loss in % (our target)", PHASES[phase]), most, loss).because(|| {
+        let mean = agings.iter().map(|m| m.loss(fresh, phase)).sum::<f64>() / agings.len() as f64;
+        Claim::at_most(format!("{state}: {}: loss in % (our target)", PHASES[phase]), most, mean).because(|| {
+            let m = &agings[0];
             let cost = compared(&fresh.phases[phase], &m.phases[phase], FILES / scale * 4096);
-            format!("{cost} {}", m.bound.describe(&fresh.bound, price, &fresh.phases[phase], most))
+            format!("The first aging: {cost} {}", m.bound.describe(&fresh.bound, price, &fresh.phases[phase], most))
         })
     };
     (0..3).map(claim).collect()
@@ -186,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_brings_files_together_shows_in_how_they_lie() {
-        let [aged, regrouped, _, kept] = Upkeep::ALL.map(|upkeep| measure(0.7, upkeep, 50).unwrap());
+        let [aged, regrouped, _, kept] = Upkeep::ALL.map(|upkeep| measure(0.7, upkeep, AGINGS[0], 50).unwrap());
         assert_eq!(aged.moved, 0);
         assert!(regrouped.moved > 0 && kept.moved > 0);
         assert_eq!(regrouped.written, aged.written);
