@@ -167,9 +167,10 @@ fn mean_losses(state: &str, most: f64, fresh: &Measured, agings: &[Measured], pr
     let claim = |phase: usize| {
         let mean = agings.iter().map(|m| m.loss(fresh, phase)).sum::<f64>() / agings.len() as f64;
         Claim::at_most(format!("{state}: {}: loss in % (our target)", PHASES[phase]), most, mean).because(|| {
-            let m = &agings[0];
+            let loss = |m: &Measured| m.loss(fresh, phase);
+            let Some(m) = agings.iter().max_by(|a, b| loss(a).total_cmp(&loss(b))) else { return String::new() };
             let cost = compared(&fresh.phases[phase], &m.phases[phase], FILES / scale * 4096);
-            format!("The first aging: {cost} {}", m.bound.describe(&fresh.bound, price, &fresh.phases[phase], most))
+            format!("The worst aging: {cost} {}", m.bound.describe(&fresh.bound, price, &fresh.phases[phase], most))
         })
     };
     (0..3).map(claim).collect()

@@ -281,11 +281,8 @@ impl Control for Running<'_> {
     }
 
     fn most_at_once(&self) -> u64 {
-        if self.limit.is_some() {
-            self.limit.burst() / 2 /* read, and written */
-        } else {
-            u64::MAX
-        }
+        // What moves is read, and written.
+        if self.limit.is_some() { self.limit.burst() / 2 } else { u64::MAX }
     }
 
     fn report(&self, p: &Progress) {

@@ -61,9 +61,9 @@ impl<'a> Readahead<'a> {
             blocks.extend(of_item);
             self.done += 1;
         }
-        blocks.retain(|block| cx.file.cache.peek(*block).is_none());
         blocks.sort_unstable();
         blocks.dedup();
+        blocks.retain(|block| cx.file.cache.peek(*block).is_none());
         self.bring(cx, &blocks, control);
     }
 
