@@ -107,6 +107,11 @@ impl Around {
         (inner.chunk, inner.has_arm) = (bytes.min(CHUNK_MAX), has_arm);
     }
 
+    /// Bytes that are worth a request; 0 while nobody has said it.
+    pub(crate) fn chunk(&self) -> u64 {
+        self.0.lock().chunk
+    }
+
     /// Keeps what was read before anybody has asked for it. Its bytes do not speak against chunks, because no miss has brought them.
     pub(crate) fn add(&self, segment: SegmentId, offset: u64, bytes: Vec<u8>) {
         self.0.lock().kept.add(Chunk::new(segment, offset, bytes));

@@ -41,6 +41,11 @@ impl Covered {
         }
     }
 
+    /// The blocks of which they have a part only.
+    pub(crate) fn in_part(&self) -> impl Iterator<Item = u64> {
+        self.0.keys().copied().filter(|number| !self.is_whole(*number))
+    }
+
     /// Whether all of a block that a piece has something of is written.
     pub(crate) fn is_whole(&self, block: u64) -> bool {
         self.0.get(&block).is_none_or(|sectors| *sectors == u8::MAX)

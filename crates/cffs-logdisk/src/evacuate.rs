@@ -6,6 +6,7 @@
 use crate::batch::{Entry, Logical, Payload, Summary};
 use crate::codec::{Fields, corrupt, crc32c};
 use crate::compress::compress;
+use crate::contents::{Bytes, Contents};
 use crate::copies::get_right;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent, Place};
 use crate::layouts::{
@@ -14,7 +15,6 @@ use crate::layouts::{
 use crate::options::Compression;
 use crate::packer::plain;
 use crate::read::{fetch_stored, unpack, verified};
-use crate::scan::summaries;
 use crate::space::Bounds;
 use crate::state::State;
 use crate::store::SegmentId;
@@ -79,18 +79,10 @@ impl Evacuated {
 /// Blocks of an extent with one owner: first, number, and the birth if snapshots have them.
 type Piece = (u32, u32, Option<Birth>);
 
-/// A batch that is evacuated: which of its segment's blocks are dead, and its data if that was read.
+/// What is evacuated: which blocks of its segment are dead, and what was read of the segment.
 pub(crate) struct Source<'a> {
-    dead: &'a [bool],
-    start: u32,
-    data: Vec<u8>,
-}
-
-impl<'a> Source<'a> {
-    /// One whose data is read piece by piece.
-    pub(crate) fn unread(dead: &'a [bool]) -> Self {
-        Source { dead, start: 0, data: Vec::new() }
-    }
+    pub(crate) dead: &'a [bool],
+    pub(crate) bytes: &'a Bytes,
 }
 
 impl State {
@@ -103,13 +95,11 @@ impl State {
         bounds: Bounds,
     ) -> io::Result<bool> {
         let dead = self.usage.dead_blocks(&*self.store, &self.cache, id)?;
-        let all: Vec<Summary> = summaries(&*self.store, self.log.uuid, id, info).collect::<io::Result<_>>()?;
-        for summary in all {
-            let source = Source {
-                dead: &dead,
-                start: summary.offset + summary.data_start,
-                data: self.batch_data(&summary, &dead)?,
-            };
+        let around = self.around.chunk();
+        let Contents { batches, rest } = Contents::read(&*self.store, self.log.uuid, id, info, around)?;
+        for summary in batches {
+            let batch = if rest.has(&summary) { Bytes::default() } else { self.batch_data(&summary, &dead)? };
+            let source = Source { dead: &dead, bytes: if rest.has(&summary) { &rest } else { &batch } };
             for (entry, ordinal, offset) in summary.placed() {
                 if out.is_full(bounds) {
                     return Ok(false);
@@ -139,41 +129,35 @@ impl State {
                 let whole = Extent { blocks: data.blocks, version: *version, place: place_of(data, here, offset) };
                 self.evacuate_extent(*at, birth, &whole, source, out)
             }
-            Entry::Node { head, crc } if !is_dead => self.evacuate_node(head, None, here, offset, *crc, out),
+            Entry::Node { head, crc } if !is_dead => {
+                self.evacuate_node(head, None, here, (offset, *crc), source.bytes, out)
+            }
             Entry::ForwardNode { head, birth, crc } if !is_dead => {
-                self.evacuate_node(head, Some(*birth), here, offset, *crc, out)
+                self.evacuate_node(head, Some(*birth), here, (offset, *crc), source.bytes, out)
             }
             _ => Ok(()),
         }
     }
 
     /// The data of a batch, if enough of it lives that reading all of it in one request pays.
-    fn batch_data(&self, s: &Summary, dead: &[bool]) -> io::Result<Vec<u8>> {
+    fn batch_data(&self, s: &Summary, dead: &[bool]) -> io::Result<Bytes> {
         let stored: u64 = s.entries.iter().map(|e| u64::from(e.stored())).sum();
         let n: u32 = s.entries.iter().map(Entry::ordinals).sum();
         let range = s.first_ordinal as usize..(s.first_ordinal + n) as usize;
         let live = dead.get(range).map_or(0, |d| d.iter().filter(|d| !**d).count());
         if live * 4 < n as usize || stored == 0 {
-            return Ok(Vec::new());
+            return Ok(Bytes::default());
         }
-        let mut data = vec![0; stored as usize];
-        self.store.get(s.segment, u64::from(s.offset + s.data_start), &mut data)?;
-        Ok(data)
+        Bytes::read(&*self.store, s.segment, s.offset + s.data_start, stored as usize)
     }
 
-    /// The stored bytes of an extent, verified, from the data of its batch if that was read.
+    /// The stored bytes of an extent, verified, from what was read of its segment.
     fn load(&self, source: &Source<'_>, extent: &Extent) -> io::Result<Vec<u8>> {
-        if source.data.is_empty() {
-            return fetch_stored(&*self.store, extent);
-        }
-        let first = extent.place.offset.saturating_sub(source.start) as usize;
-        let stored = source.data.get(first..first + extent.place.stored as usize);
-        let stored = stored.ok_or_else(|| corrupt("an extent is not in its batch"))?.to_vec();
-        if verified(extent, &stored).is_err() {
+        match source.bytes.get(extent.place.offset, extent.place.stored as usize) {
+            Some(stored) if verified(extent, stored).is_ok() => Ok(stored.to_vec()),
             // Perhaps another copy has it.
-            return fetch_stored(&*self.store, extent);
+            _ => fetch_stored(&*self.store, extent),
         }
-        Ok(stored)
     }
 
     /// What lives of an extent.
@@ -307,8 +291,8 @@ impl State {
         head: &NodeHead,
         birth: Option<Birth>,
         source: Birth,
-        offset: u32,
-        crc: u32,
+        (offset, crc): (u32, u32),
+        read: &Bytes,
         out: &mut Evacuated,
     ) -> io::Result<()> {
         // A node below it was brought into memory before, and took this one along.
@@ -325,8 +309,9 @@ impl State {
         if head.tree != MapLayout::TREE {
             return Err(corrupt("a node lives that its tree does not have"));
         }
-        let mut data = vec![0; NODE_BYTES];
-        if !get_right(&*self.store, source.segment, u64::from(offset), &mut data, &mut |b| crc32c(b) == crc)? {
+        let mut is_right = |b: &[u8]| crc32c(b) == crc;
+        let mut data = read.get(offset, NODE_BYTES).map_or_else(|| vec![0; NODE_BYTES], <[u8]>::to_vec);
+        if !is_right(&data) && !get_right(&*self.store, source.segment, u64::from(offset), &mut data, &mut is_right)? {
             return Err(corrupt("the checksum of a node is wrong"));
         }
         out.bytes += data.len() as u64;

@@ -51,6 +51,7 @@ mod checkpoint;
 mod cleaner;
 mod codec;
 mod compress;
+mod contents;
 mod copies;
 mod covered;
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::batch::{Entry, Logical, NewerVersion, Payload};
 use crate::catalog::MAIN_BRANCH;
 use crate::check::moved;
 use crate::codec::{corrupt, crc32c};
+use crate::contents::Bytes;
 use crate::copies::get_right;
 use crate::evacuate::{Evacuated, Source};
 use crate::extent::{BLOCK_BYTES, Birth, Codec, EXTENT_BLOCKS_MAX, Extent, UNIT_BLOCKS_MAX};
@@ -288,7 +289,7 @@ impl State {
                 Some(known) => known,
                 None => (segment, self.usage.dead_blocks(&*self.store, &self.cache, segment)?),
             };
-            let source = Source::unread(&known.1);
+            let source = Source { dead: &known.1, bytes: &Bytes::default() };
             if self.evacuate_entry(&first.0, first.1, first.2, &source, &mut out).is_err() {
                 // One block of several may be good.
                 let parts = apart(first);

@@ -85,18 +85,43 @@ impl State {
         Ok(pieces)
     }
 
-    /// A block of a branch of which a part is to be written.
-    pub(crate) fn rest_of(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
-        self.recent.get(Logical { branch, block }).map_or_else(|| self.read_block(branch, block), Ok)
+    /// Blocks of a branch of which a part is to be written.
+    pub(crate) fn rests_of(
+        &self,
+        branch: u32,
+        blocks: impl Iterator<Item = u64>,
+    ) -> io::Result<BTreeMap<u64, Box<[u8]>>> {
+        let (mut rests, mut missing) = (BTreeMap::new(), Vec::new());
+        for block in blocks {
+            match self.recent.get(Logical { branch, block }) {
+                Some(known) => drop(rests.insert(block, known)),
+                None => missing.push(block),
+            }
+        }
+        let read = self.read_blocks(branch, &missing)?;
+        let read = read.chunks_exact(BLOCK_BYTES).map(Into::into);
+        rests.extend(missing.into_iter().zip(read));
+        Ok(rests)
     }
 
     /// One block of a branch.
     pub(crate) fn read_block(&self, branch: u32, block: u64) -> io::Result<Box<[u8]>> {
-        let pieces = self.branch_pieces(branch, block, 1)?;
-        // Nothing of other segments comes along: who changes a part of the block has all others wait.
-        let used = self.written(pieces.iter().filter_map(Piece::segment));
+        self.read_blocks(branch, &[block]).map(Vec::into_boxed_slice)
+    }
+
+    /// Some blocks of a branch, in one go.
+    fn read_blocks(&self, branch: u32, blocks: &[u64]) -> io::Result<Vec<u8>> {
+        let mut pieces = Vec::new();
+        for (n, block) in blocks.iter().enumerate() {
+            pieces.extend(self.branch_pieces(branch, *block, 1)?.into_iter().map(|p| p.behind(n)));
+        }
+        // Nothing of other segments comes along: who changes a part of a block has all others wait.
+        let mut used = self.written(pieces.iter().filter_map(Piece::segment));
+        if used.len() > 1 {
+            used.clear();
+        }
         let reader = Reader { store: &*self.store, around: &self.around, used };
-        let mut data = vec![0; BLOCK_BYTES].into_boxed_slice();
+        let mut data = vec![0; blocks.len() * BLOCK_BYTES];
         fetch_pieces(&reader, pieces, &mut data)?;
         Ok(data)
     }

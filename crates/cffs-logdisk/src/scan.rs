@@ -64,7 +64,7 @@ pub(crate) fn summary_at(store: &dyn SegmentStore, segment: SegmentId, offset: u
 }
 
 /// The same, read in some way from a segment of a store; and its own bytes.
-fn summary_by(store: &dyn SegmentStore, get: GetBytes<'_>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
+pub(crate) fn summary_by(store: &dyn SegmentStore, get: GetBytes<'_>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
     let end = store.segment_bytes();
     if u64::from(offset) + SUMMARY_BYTES as u64 > end {
         return Err(corrupt("a summary is not within its segment"));
@@ -202,7 +202,7 @@ pub(crate) fn search(
 }
 
 /// Reads bytes of a segment from an offset on.
-type GetBytes<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
+pub(crate) type GetBytes<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
 
 /// The same, in what `get` reads of the segment.
 fn search_by(

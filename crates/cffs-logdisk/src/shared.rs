@@ -335,6 +335,7 @@ impl Shared {
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
         let covered = Covered::by(pieces.iter().map(|(at, bytes)| (*at, bytes.len())));
+        let mut rests = state.rests_of(branch, covered.in_part())?;
         let few = blocks.len() <= FEW_BLOCKS;
         let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
         for (mut at, mut bytes) in pieces.iter().copied() {
@@ -348,7 +349,10 @@ impl Shared {
                     let target = match changed.entry(number) {
                         Entry::Occupied(o) => o.into_mut(),
                         Entry::Vacant(v) if covered.is_whole(number) => v.insert([0; BLOCK_BYTES].into()),
-                        Entry::Vacant(v) => v.insert(state.rest_of(branch, number)?),
+                        Entry::Vacant(v) => v.insert(match rests.remove(&number) {
+                            Some(rest) => rest,
+                            None => state.read_block(branch, number)?,
+                        }),
                     };
                     target[within..within + part.len()].copy_from_slice(part);
                 }

@@ -52,7 +52,7 @@ const LOGDISK: &[&Layer] = &[
     &["scrub"],
     &["cleaner"],
     &["evacuate"],
-    &["packer", "read"],
+    &["packer", "read", "contents"],
     &["checkpoint"],
     &["space"],
     &["state"],
