@@ -5,7 +5,7 @@ use super::buf::{Buf, BufRef, Demand};
 use super::locality::LocalityHint;
 use super::prefetch::Prefetch;
 use super::shard::LockedShard;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{BlockAddr, corrupt};
 use crate::trace::Kind;
 use cffs_buf::AlignedBuf;
@@ -113,7 +113,11 @@ impl Cache {
                     return self.fill(kind, need.clone(), need, speculative);
                 }
                 tracing::error!("reading block {}: {e}", need.start);
-                Err(e.into())
+                // Who asked may tell somebody who does not see the log.
+                Err(match Error::from(e) {
+                    Error::Io(e) => Error::Io(io::Error::new(e.kind(), format!("block {}: {e}", need.start))),
+                    other => other,
+                })
             }
         }
     }
