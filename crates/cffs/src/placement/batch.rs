@@ -127,7 +127,12 @@ impl BatchCursor {
                 continue;
             }
             let free = self.runs[0];
-            if let Some(run) = space.alloc_in(free.start..free.end(), frags)? {
+            let run = match space.alloc_small_in(free.start..free.end(), frags)? {
+                // Most of the units of a run are written as a whole.
+                None => space.alloc_in(free.start..free.end(), frags)?,
+                run => run,
+            };
+            if let Some(run) = run {
                 self.runs[0] = Run { start: run.end(), len: free.end() - run.end() };
                 if self.runs[0].len == 0 {
                     self.runs.pop_front();

@@ -160,7 +160,7 @@ impl Placement {
             return Ok(None);
         }
         // A file may lie across the border, because both groups are read anyway.
-        let run = self.space.alloc_in(self.window(file.group, 2), file.frags)?;
+        let run = self.space.alloc_small_in(self.window(file.group, 2), file.frags)?;
         if run.is_some() {
             t.open(file.group_dir, next);
         }
@@ -185,7 +185,7 @@ impl Placement {
         }
         groups.sort_unstable();
         for (_, group) in groups {
-            if let Some(run) = self.space.alloc_in(self.window(group, 1), file.frags)? {
+            if let Some(run) = self.space.alloc_small_in(self.window(group, 1), file.frags)? {
                 if !file.isolated() {
                     t.open(file.group_dir, group);
                 }
@@ -230,7 +230,7 @@ impl Placement {
         let Some(free) = self.space.find_free_groups(next, want)? else { return Ok(None) };
         // A file may lie across the border of the open group and the next one, because both are read anyway.
         let window = if file.group != 0 && free == next { self.window(file.group, 2) } else { self.window(free, 1) };
-        let run = self.space.alloc_in(window, file.frags)?;
+        let run = self.space.alloc_small_in(window, file.frags)?;
         if run.is_some() {
             t.open(file.group_dir, free);
         }
@@ -249,7 +249,7 @@ impl Placement {
 
     /// Allocates in a group, and makes it the open one.
     fn allocate_in_group(&self, t: &mut Table, file: &SmallFile, group: BlockAddr) -> Result<Option<Run>> {
-        let run = self.space.alloc_in(self.window(group, 1), file.frags)?;
+        let run = self.space.alloc_small_in(self.window(group, 1), file.frags)?;
         if run.is_some() {
             t.open(file.group_dir, group);
         }

@@ -338,25 +338,27 @@ impl Space {
     /// Allocates exactly `want` fragments of data inside the window, densely packed, at the first place there is.
     /// Reservations end as with [`Space::alloc_near`].
     pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
-        self.alloc_inside(window, want, 0, AllocationClass::Data)
+        self.alloc_inside(window, want, want, 0, AllocationClass::Data)
     }
 
     /// Allocates exactly `want` blocks of metadata inside the window (of fragments), at the first place there is.
     pub fn alloc_meta_in(&self, reservation: &Reservation, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let want = want.min(self.g.total_blocks) << shift;
-        self.alloc_inside(window, want, shift, AllocationClass::Meta(reservation))
+        self.alloc_inside(window, want, want, shift, AllocationClass::Meta(reservation))
     }
 
-    fn alloc_inside(
+    /// The first `want` of `room` free fragments inside a window.
+    pub(super) fn alloc_inside(
         &self,
         window: Range<FragAddr>,
         want: u64,
+        room: u64,
         align: u32,
         class: AllocationClass<'_>,
     ) -> Result<Option<Run>> {
         let end = window.end.min(self.g.total_frags());
-        let Ok(want) = u32::try_from(want) else { return Ok(None) };
+        let (Ok(want), Ok(room)) = (u32::try_from(want), u32::try_from(room)) else { return Ok(None) };
         if window.start >= end || want == 0 {
             return Ok(None);
         }
@@ -367,7 +369,7 @@ impl Space {
             let group = self.alloc_group(ag);
             let part = group.clip(&window);
             let found = self.with_free_set(&group, |set| {
-                let start = set.find_in(part.start, part.end, want, align)?;
+                let start = set.find_in(part.start, part.end, room, align)?;
                 self.take(&group, set, start, want, class)
             });
             match found {

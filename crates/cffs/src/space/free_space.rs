@@ -3,6 +3,7 @@
 use super::accounting::Accounting;
 use super::alloc_group::AllocGroup;
 use super::aside::Aside;
+use super::begun::Begun;
 use super::device_room::DeviceRoom;
 use super::free_set::FreeSet;
 use super::in_use::part_in_use;
@@ -30,6 +31,10 @@ pub struct Space {
     pub(super) accounting: Mutex<Accounting>,
     /// The device has less space than places: known without the lock, for the others, which have nothing to ask then.
     pub(super) thin: bool,
+    /// Fragments of the units in which such a device stores; 1 for all others.
+    pub(super) unit_frags: u64,
+    /// Where small data went last, on such a device.
+    pub(super) begun: Mutex<Begun>,
     /// Share of the whole that only privileged users get, in 1/10,000.
     pub(super) reserve_bp: AtomicU32,
     /// What was known of the longest free runs at the last unmount. Loaded AGs know better.
@@ -89,6 +94,7 @@ impl Space {
         }
         let mut accounting = Accounting::new(g.frags_per_block(), counters, virgin_blocks(&g, counters.ags));
         accounting.device = DeviceRoom::of(&cache);
+        let unit_frags = accounting.device.as_ref().map_or(1, |device| device.space().unit >> g.frag_shift).max(1);
         cache.set_part_in_use(part_in_use);
         let space = Space {
             ags_at_mount: g.ag_count,
@@ -96,6 +102,8 @@ impl Space {
             g,
             groups: RwLock::default(),
             thin: accounting.device.is_some(),
+            unit_frags,
+            begun: Mutex::default(),
             accounting: Mutex::new(accounting),
             reserve_bp: AtomicU32::new(0),
             longest_runs_known,

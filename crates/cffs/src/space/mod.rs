@@ -18,6 +18,7 @@ mod alloc;
 mod alloc_group;
 mod aside;
 mod batch;
+mod begun;
 mod class;
 mod commit;
 mod copies;
@@ -38,6 +39,7 @@ mod set_aside;
 pub(crate) mod tests;
 mod thin;
 mod trim;
+mod units;
 
 pub(crate) use copies::{Claim, Copies};
 pub use free_space::Space;

@@ -39,12 +39,21 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub fn new(size: u64, options: &MkfsOptions) -> Fixture {
+        Fixture::in_units(size, options, 1)
+    }
+
+    /// As on a device that stores units of so many fragments.
+    pub fn in_units(size: u64, options: &MkfsOptions, unit_frags: u64) -> Fixture {
         let dev = Arc::new(MemoryDevice::new(size));
         let sb = mkfs(&*dev, None, options).expect("mkfs");
-        Fixture::open(dev, sb)
+        Fixture::open_in_units(dev, sb, unit_frags)
     }
 
     pub fn open(dev: Arc<MemoryDevice>, sb: Superblock) -> Fixture {
+        Fixture::open_in_units(dev, sb, 1)
+    }
+
+    fn open_in_units(dev: Arc<MemoryDevice>, sb: Superblock, unit_frags: u64) -> Fixture {
         let g = Geometry::new(&sb).expect("geometry");
         let cache = Arc::new(Cache::new(dev.clone(), g, 16 << 20, PrefetchMode::Off));
         let id = BlockId { kind: BlockKind::Counters, addr: g.counters_block(), owner: 0 };
@@ -52,7 +61,9 @@ impl Fixture {
         let counters = Counters::decode(&counters_buf.read());
         let header = read_header(&*dev, &sb).expect("log header");
         let journal = Journal::new(cache.clone(), None, &sb, header, MetadataMode::Journal);
-        let space = Arc::new(Space::load(cache, counters, LongestRuns::UNKNOWN, 0).expect("space"));
+        let mut space = Space::load(cache, counters, LongestRuns::UNKNOWN, 0).expect("space");
+        space.unit_frags = unit_frags;
+        let space = Arc::new(space);
         journal.connect(Box::new(Hook(space.clone())), counters_buf);
         Fixture { dev, sb, journal, space }
     }
@@ -101,6 +112,10 @@ impl Fixture {
 
     pub fn alloc_in(&self, window: std::ops::Range<FragAddr>, want: u64) -> Result<Option<Run>> {
         self.reserved(want, || self.space.alloc_in(window, want))
+    }
+
+    pub fn alloc_small_in(&self, window: std::ops::Range<FragAddr>, want: u64) -> Result<Option<Run>> {
+        self.reserved(want, || self.space.alloc_small_in(window, want))
     }
 
     pub fn cancel(&self, run: Run) {
