@@ -23,6 +23,9 @@ pub const LIMIT: Duration = Duration::from_secs(300);
 pub enum Kind {
     /// Ours, through FUSE.
     Cffs,
+    /// The same in the log layout.
+    #[value(skip)]
+    CffsLog,
     /// The kernel's ext4.
     Ext4,
     /// The kernel's xfs.
@@ -43,12 +46,13 @@ impl fmt::Display for Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 5] = [Kind::Cffs, Kind::Ext4, Kind::Xfs, Kind::Btrfs, Kind::Fuse2fs];
+    pub const ALL: [Kind; 6] = [Kind::Cffs, Kind::CffsLog, Kind::Ext4, Kind::Xfs, Kind::Btrfs, Kind::Fuse2fs];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Cffs => "cffs",
+            Kind::CffsLog => "cffs-log",
             Kind::Ext4 => "ext4",
             Kind::Xfs => "xfs",
             Kind::Btrfs => "btrfs",
@@ -58,13 +62,18 @@ impl Kind {
 
     /// Whether the kernel has it, not a process.
     pub fn is_kernel(self) -> bool {
-        !matches!(self, Kind::Cffs | Kind::Fuse2fs)
+        !self.is_ours() && self != Kind::Fuse2fs
+    }
+
+    /// Whether it is cffs.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Kind::Cffs | Kind::CffsLog)
     }
 
     /// Why it cannot run here; `None` when it can. `cffs` is the program.
     pub fn missing(self, cffs: &Path) -> Option<String> {
         let programs: &[&str] = match self {
-            Kind::Cffs => {
+            Kind::Cffs | Kind::CffsLog => {
                 let there = cffs.is_file();
                 let shown = cffs.display();
                 return (!there).then(|| format!("{shown} is not there (cargo build --release, or --cffs)"));
@@ -97,13 +106,14 @@ impl Kind {
     /// When mkfs fails.
     pub fn format(self, cffs: &Path, words: &[String], device: &str) -> Result<()> {
         let mut command = match self {
-            Kind::Cffs => Command::new(cffs),
+            Kind::Cffs | Kind::CffsLog => Command::new(cffs),
             Kind::Ext4 | Kind::Fuse2fs => Command::new("mkfs.ext4"),
             Kind::Xfs => Command::new("mkfs.xfs"),
             Kind::Btrfs => Command::new("mkfs.btrfs"),
         };
         match self {
             Kind::Cffs => command.args(["mkfs", "--force"]).args(words),
+            Kind::CffsLog => command.args(["mkfs", "--force", "--layout=log"]).args(words),
             Kind::Ext4 | Kind::Fuse2fs => {
                 command.args(["-q", "-F", "-E"]).arg("lazy_itable_init=0,lazy_journal_init=0,nodiscard")
             }
@@ -123,15 +133,13 @@ impl Kind {
             run(&["mount", "-t", self.name(), device, &root.to_string_lossy()], LIMIT)?;
         } else {
             // In the foreground, so that we know its process: unmounting is over when that has ended.
-            let mut command = match self {
-                Kind::Cffs => Command::new(cffs),
-                _ => Command::new("fuse2fs"),
-            };
-            match self {
-                Kind::Cffs => command.args(["mount", "-f"]),
-                _ => command.arg("-f").stdout(Stdio::null()),
-            };
-            if self == Kind::Cffs && !options.is_empty() {
+            let mut command = Command::new(if self.is_ours() { cffs } else { Path::new("fuse2fs") });
+            if self.is_ours() {
+                command.args(["mount", "-f"]);
+            } else {
+                command.arg("-f").stdout(Stdio::null());
+            }
+            if self.is_ours() && !options.is_empty() {
                 command.args(["-o", options]);
             }
             command.arg(device).arg(root);
@@ -148,7 +156,9 @@ impl Kind {
     /// The program that brings the files of this one together where it is mounted, with the words of each call.
     fn defragmenter(self, cffs: &Path) -> Option<(PathBuf, &'static [&'static [&'static str]])> {
         let (program, calls): (&str, &[&[&str]]) = match self {
-            Kind::Cffs => return Some((cffs.to_path_buf(), &[&["regroup"], &["regroup", "--free-space"]])),
+            Kind::Cffs | Kind::CffsLog => {
+                return Some((cffs.to_path_buf(), &[&["regroup"], &["regroup", "--free-space"]]));
+            }
             Kind::Ext4 => ("e4defrag", &[&[]]),
             Kind::Xfs => ("xfs_fsr", &[&[]]),
             Kind::Btrfs => ("btrfs", &[&["filesystem", "defragment", "-r"]]),
@@ -182,7 +192,7 @@ impl Kind {
     pub fn check(self, cffs: &Path, device: &str) -> Result<()> {
         let cffs = cffs.to_string_lossy();
         let argv: &[&str] = match self {
-            Kind::Cffs => &[&cffs, "fsck", "-n", device],
+            Kind::Cffs | Kind::CffsLog => &[&cffs, "fsck", "-n", device],
             Kind::Ext4 | Kind::Fuse2fs => &["fsck.ext4", "-f", "-n", device],
             Kind::Xfs => &["xfs_repair", "-n", device],
             Kind::Btrfs => &["btrfs", "check", "--readonly", device],

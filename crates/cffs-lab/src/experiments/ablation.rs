@@ -1,4 +1,4 @@
-//! What each mechanism is worth: the same work with each of its settings, on all disks.
+//! What each mechanism is worth: the same work with each of its settings, in place on all disks, and on the log on those of today.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,6 +10,7 @@ use super::aging::age_as;
 use super::harness::{Harness, Setup, Variant, create, make_dir, with};
 use super::outcome::{Claim, Outcome, shown};
 use super::source::{Tree, file_name, read_whole, remove_below, search, walk};
+use super::volume::Layout;
 use crate::random::Random;
 
 /// What is done, each time from a cold cache.
@@ -46,6 +47,10 @@ const OPERATIONS: u64 = 3000;
 const KNEE: &str = "the knee";
 /// Bytes of a fresh and of an aged disk.
 const BYTES: [u64; 2] = [512 << 20, 192 << 20];
+/// The disks on which the log is looked at.
+const LOG_DISKS: [&str; 4] = ["hdd-2026", "volume-1ms", "sd-card", "nvme"];
+/// What is no mechanism with a default, but the other way to lay out all of it.
+const LAYOUT: &str = "layout";
 
 /// A mechanism with its settings, the default first, and the work that it is there for.
 struct Mechanism {
@@ -54,8 +59,8 @@ struct Mechanism {
     work: &'static [usize],
 }
 
-fn mechanisms(profile: &'static str, aged: bool) -> Vec<Mechanism> {
-    let today = Setup { bytes: BYTES[usize::from(aged)], ..Setup::today(profile) };
+fn mechanisms(place: Place) -> Vec<Mechanism> {
+    let today = place.setup();
     let kib = |bytes: u32| if bytes < 1024 { format!("{bytes} bytes") } else { format!("{} KiB", bytes >> 10) };
     // What mkfs chooses, other rules that could choose, and the same for all.
     let mut groups = vec![(KNEE.to_string(), today.group)];
@@ -66,7 +71,7 @@ fn mechanisms(profile: &'static str, aged: bool) -> Vec<Mechanism> {
     let mut fragments = vec![today.fragment];
     fragments.extend([512, 1024, 2048, 4096].iter().filter(|f| **f != today.fragment));
     let variants = [Variant::BOTH, Variant::NEITHER, Variant::ALL[1], Variant::ALL[2]];
-    vec![
+    let mut mechanisms = vec![
         Mechanism {
             name: "embedding and grouping",
             settings: variants.map(|v| (v.name().to_string(), Setup { variant: v, ..today.clone() })).to_vec(),
@@ -110,7 +115,15 @@ fn mechanisms(profile: &'static str, aged: bool) -> Vec<Mechanism> {
                 .collect(),
             work: &[0, 1, 2, 3, 4, 5, 6],
         },
-    ]
+    ];
+    if place.layout != Layout::InPlace {
+        // There the engine has no log of its own.
+        mechanisms.retain(|m| m.name != "fsync in the log");
+        let other = Setup { layout: Layout::InPlace, ..today.clone() };
+        let settings = [today, other].map(|setup| (setup.layout.name().to_string(), setup)).to_vec();
+        mechanisms.push(Mechanism { name: LAYOUT, settings, work: &[0, 1, 2, 3, 4, 5, 6] });
+    }
+    mechanisms
 }
 
 /// What one setup needs for the work: disk time of each, and the bytes on the disk after unpacking.
@@ -255,16 +268,22 @@ fn extremes(row: &Row) -> [f64; 2] {
     [alone().fold(f64::INFINITY, f64::min), alone().fold(0.0, f64::max)]
 }
 
-/// A disk in one of the two states.
+/// A disk in one of the two states, and how blocks get there.
 #[derive(Clone, Copy)]
 struct Place {
     profile: &'static str,
     aged: bool,
+    layout: Layout,
 }
 
 impl Place {
     fn name(self) -> String {
         format!("{}{}", self.profile, if self.aged { ", aged" } else { "" })
+    }
+
+    /// The defaults.
+    fn setup(self) -> Setup {
+        Setup { bytes: BYTES[usize::from(self.aged)], layout: self.layout, ..Setup::today(self.profile) }
     }
 }
 
@@ -315,10 +334,10 @@ struct Measured {
 }
 
 fn measure(place: Place, trees: &Trees) -> Result<Measured> {
-    let Place { profile, aged } = place;
-    let default = trees.run(&Setup { bytes: BYTES[usize::from(aged)], ..Setup::today(profile) }, aged, true)?;
+    let aged = place.aged;
+    let default = trees.run(&place.setup(), aged, true)?;
     let mut measured = Measured { default, settings: Vec::new(), untested: Vec::new() };
-    for mechanism in mechanisms(profile, aged) {
+    for mechanism in mechanisms(place) {
         // Several names may stand for the same size.
         let mut groups: Vec<(u32, Costs)> = Vec::new();
         let mut settings = Vec::new();
@@ -381,14 +400,27 @@ fn ratios<'a>(costs: &'a [Cost], default: &'a [Cost], work: usize) -> impl Itera
 /// # Errors
 /// Those of the engine.
 pub fn ablation(scale: u64) -> Result<Outcome> {
-    let trees = Trees::new(scale);
     // Where the medium is rewritten in units, that decides everything, and `log-devices` tells it.
     let disks: Vec<&'static str> =
         profiles::all().iter().filter(|p| p.model().units().is_none()).map(|p| p.name).collect();
+    on(Layout::InPlace, &disks, scale)
+}
+
+/// The same mechanisms on a log disk, and the same work in place.
+///
+/// # Errors
+/// Those of the engine.
+pub fn on_log(scale: u64) -> Result<Outcome> {
+    on(Layout::log(), &LOG_DISKS, scale)
+}
+
+fn on(layout: Layout, disks: &[&'static str], scale: u64) -> Result<Outcome> {
+    let trees = Trees::new(scale);
+    let place = |aged: &bool, profile: &&'static str| Place { profile, aged: *aged, layout };
     let places: Vec<Place> =
-        [false, true].iter().flat_map(|aged| disks.iter().map(|profile| Place { profile, aged: *aged })).collect();
+        [false, true].iter().flat_map(|aged| disks.iter().map(move |profile| place(aged, profile))).collect();
     let mut outcome = Outcome::default();
-    let mut tables = empty_tables(disks[0], trees.each.len());
+    let mut tables = empty_tables(places[0], trees.each.len());
     let (mut defaults, mut space) = (Vec::new(), Vec::new());
     let mut by_work: [Vec<(String, Vec<f64>)>; 2] = Default::default();
     for (place, measured) in places.iter().zip(measure_all(&places, &trees)?) {
@@ -423,7 +455,7 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
         };
         defaults.push((place.name(), (0..WORK.len()).map(seconds).collect()));
     }
-    let columns = add_settings(&mut outcome, &tables, &disks);
+    let columns = add_settings(&mut outcome, &tables, disks);
     let kib = |disk: &&'static str| f64::from(Setup::today(disk).group >> 10);
     outcome.table("The knee (KiB)", "", &columns, vec![("group".into(), disks.iter().map(kib).collect())]);
     let [by_work, by_work_aged] = by_work;
@@ -432,7 +464,7 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
     outcome.table("hdd-2026, aged, by work: disk time, in % of the default", "setting", &columns, by_work_aged);
     outcome.table("Space beyond the contents (%)", "setting", &["waste".to_string()], space);
     outcome.table("The defaults: disk time (s)", "disk", &WORK.map(str::to_string), defaults);
-    outcome.notes = notes(&trees, &tables);
+    outcome.notes = notes(&trees, &tables, layout);
     Ok(outcome)
 }
 
@@ -440,18 +472,20 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
 type MechanismRows = (&'static str, &'static [usize], Vec<Row>);
 
 /// A row for each setting of each mechanism, without figures.
-fn empty_tables(disk: &'static str, trees: usize) -> Vec<MechanismRows> {
+fn empty_tables(place: Place, trees: usize) -> Vec<MechanismRows> {
     let row =
         |(name, _): &(String, Setup)| Row { name: name.clone(), alone: vec![Vec::new(); trees], ..Row::default() };
     let table = |m: Mechanism| (m.name, m.work, m.settings.iter().map(row).collect());
-    mechanisms(disk, false).into_iter().map(table).collect()
+    mechanisms(place).into_iter().map(table).collect()
 }
 
 /// The verdict about each default, and the tables behind it. Returns the columns of tables by disk.
 fn add_settings(outcome: &mut Outcome, tables: &[MechanismRows], disks: &[&'static str]) -> Vec<String> {
     let mut chosen = Vec::new();
     for (name, _, rows) in tables {
-        outcome.claims.push(verdict(name, rows));
+        if *name != LAYOUT {
+            outcome.claims.push(verdict(name, rows));
+        }
         let figures = |row: &Row| [&means(row)[..], &extremes(row)[..]].concat();
         chosen.extend(rows.iter().map(|row| (format!("{name}: {}", row.name), figures(row))));
     }
@@ -469,7 +503,7 @@ fn add_settings(outcome: &mut Outcome, tables: &[MechanismRows], disks: &[&'stat
     columns
 }
 
-fn notes(trees: &Trees, tables: &[MechanismRows]) -> Vec<String> {
+fn notes(trees: &Trees, tables: &[MechanismRows], layout: Layout) -> Vec<String> {
     let about: Vec<String> = tables
         .iter()
         .map(|(name, work, _)| format!("{name}: {}", work.iter().map(|w| WORK[*w]).collect::<Vec<_>>().join(", ")))
@@ -477,7 +511,7 @@ fn notes(trees: &Trees, tables: &[MechanismRows]) -> Vec<String> {
     vec![
         format!(
             "{FEW_FILES} files are read of a large tree of {} files, {:.1} MB, on {} MiB of each disk, fresh and aged; for prefetch only. All else: {} files of \
-             C-source sizes in {} directories, {} trees of {:.1} MB on average; write-ahead log, blocks of 4 KiB, 32 MiB of cache; 512 MiB of each disk, \
+             C-source sizes in {} directories, {} trees of {:.1} MB on average; {}, blocks of 4 KiB, 32 MiB of cache; 512 MiB of each disk, \
              fresh, and 192 MiB of each, aged to 70% by {OPERATIONS} creations and deletions, which are others for each tree. Figures are geometric means \
              over the trees and over the work that a setting is there for. {}.",
             trees.large.files.len(),
@@ -487,6 +521,7 @@ fn notes(trees: &Trees, tables: &[MechanismRows]) -> Vec<String> {
             trees.each[0].parents.len(),
             trees.each.len(),
             trees.each.iter().map(Tree::bytes).sum::<u64>() as f64 / 1e6 / trees.each.len() as f64,
+            if layout == Layout::InPlace { "write-ahead log" } else { "a log disk" },
             about.join("; ")
         ),
         format!(
@@ -528,12 +563,16 @@ mod tests {
     #[test]
     fn defaults_come_first_and_are_those_of_the_engine() {
         let today = Setup::today("nvme");
-        for mechanism in mechanisms("nvme", false) {
-            let (name, first) = &mechanism.settings[0];
-            let same = (first.group, first.fragment, first.prefetch, first.fsync_in_log, first.variant)
-                == (today.group, today.fragment, today.prefetch, today.fsync_in_log, today.variant);
-            assert!(same, "{}: {name}", mechanism.name);
-            assert!(mechanism.settings.len() > 1);
+        for layout in Layout::both() {
+            for mechanism in mechanisms(Place { profile: "nvme", aged: false, layout }) {
+                let (name, first) = &mechanism.settings[0];
+                let same = (first.group, first.fragment, first.prefetch, first.fsync_in_log, first.variant)
+                    == (today.group, today.fragment, today.prefetch, today.fsync_in_log, today.variant);
+                assert!(same && first.layout == layout, "{}: {name}", mechanism.name);
+                assert!(mechanism.settings.len() > 1);
+                let others = &mechanism.settings[1..];
+                assert_eq!(others.iter().all(|(_, other)| other.layout == layout), mechanism.name != LAYOUT);
+            }
         }
     }
 

@@ -14,6 +14,7 @@ use super::generated::{self, Change};
 use super::harness::{Harness, Setup, Variant, create, maintain};
 use super::outcome::{Claim, Outcome};
 use super::source::{search, walk};
+use super::volume::Layout;
 
 /// Revisions that are replayed: the first ones, so that a history that goes on gives the same figures.
 const REVISIONS: usize = 200;
@@ -29,14 +30,40 @@ struct Plan {
     behind: usize,
     /// Revisions between two times when the file system is idle.
     day: usize,
-    /// Placements that are measured.
-    variants: &'static [(Variant, &'static str)],
+    /// What is measured.
+    subjects: &'static [Subject],
+}
+
+/// Which file system replays it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Cffs,
+    OnLog,
+    Conventional,
+}
+
+impl Subject {
+    fn name(self) -> &'static str {
+        match self {
+            Subject::Cffs => "cffs",
+            Subject::OnLog => "cffs on the log",
+            Subject::Conventional => "conventional",
+        }
+    }
+
+    fn setup(self, bytes: u64) -> Setup {
+        let variant = if self == Subject::Conventional { Variant::NEITHER } else { Variant::BOTH };
+        // Of so small a disk the cleaner keeps more than a third for itself.
+        let (layout, bytes) =
+            if self == Subject::OnLog { (Layout::log(), 2 * bytes) } else { (Layout::InPlace, bytes) };
+        Setup { bytes, variant, layout, group: GROUP, log: Some(4 << 20), ..Setup::today("hdd-2026") }
+    }
 }
 
 const REAL: Plan =
-    Plan { clones: 12, behind: 7, day: 40, variants: &[(Variant::BOTH, "cffs"), (Variant::NEITHER, "conventional")] };
+    Plan { clones: 12, behind: 7, day: 40, subjects: &[Subject::Cffs, Subject::OnLog, Subject::Conventional] };
 /// Two clones of a large repository take as much memory as there is on most machines.
-const LARGE: Plan = Plan { clones: 2, behind: 100, variants: &[(Variant::BOTH, "cffs")], ..REAL };
+const LARGE: Plan = Plan { clones: 2, behind: 100, subjects: &[Subject::Cffs], ..REAL };
 /// Starts the random choices of the history that is made up.
 const SEED: u64 = 2026;
 
@@ -192,16 +219,15 @@ struct Measured {
 }
 
 /// Replays the history, and reads; regroups, and reads again; then the same trees on a fresh disk.
-fn measure(plan: Plan, variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u8]) -> Result<Measured> {
-    let setup = Setup { bytes, variant, group: GROUP, log: Some(4 << 20), ..Setup::today("hdd-2026") };
-    let mut aged = Harness::new(&setup)?;
+fn measure(plan: Plan, setup: &Setup, revisions: &[Vec<Change>], content: &[u8]) -> Result<Measured> {
+    let mut aged = Harness::new(setup)?;
     replay_on(&mut aged, plan, revisions, content, false)?;
     let old = read_all(&mut aged)?;
     aged.check()?;
     let regroups = [aged.regroup()?, aged.regroup()?];
     let regrouped = read_all(&mut aged)?;
     aged.check()?;
-    let mut kept = Harness::new(&setup)?;
+    let mut kept = Harness::new(setup)?;
     let mut upkeep = replay_on(&mut kept, plan, revisions, content, true)?;
     let before_idle = read_all(&mut kept)?;
     kept.phase(|fs| {
@@ -211,7 +237,7 @@ fn measure(plan: Plan, variant: Variant, revisions: &[Vec<Change>], bytes: u64, 
     })?;
     let maintained = read_all(&mut kept)?;
     kept.check()?;
-    let mut fresh = Harness::new(&setup)?;
+    let mut fresh = Harness::new(setup)?;
     fresh.phase(|fs| {
         for n in 0..plan.clones {
             let top = fs.mkdir(Caller::ROOT, ROOT_INO, clone_name(n).as_bytes(), 0o755)?.ino;
@@ -353,28 +379,35 @@ fn replay_all(plan: Plan, revisions: &[Vec<Change>], which: &str, outcome: &mut 
     let bytes = (((in_clones as f64 / LEVEL) as u64) + (6 << 20)).next_multiple_of(1 << 20);
     let names = ["search", "walk"];
     let (mut rows, mut moved) = (Vec::new(), Vec::new());
-    for (variant, name) in plan.variants.iter().copied() {
-        let m = match measure(plan, variant, revisions, bytes, &content) {
+    for subject in plan.subjects.iter().copied() {
+        let name = subject.name();
+        let setup = subject.setup(bytes);
+        let m = match measure(plan, &setup, revisions, &content) {
             Ok(measured) => measured,
             Err(error) if matches!(error.downcast_ref(), Some(Error::NoSpace)) => {
-                outcome.untested.push((format!("{name}: the history on {} MiB", bytes >> 20), format!("{error:#}")));
+                outcome
+                    .untested
+                    .push((format!("{name}: the history on {} MiB", setup.bytes >> 20), format!("{error:#}")));
                 continue;
             }
             Err(error) => return Err(error),
         };
         let mut states =
             vec![("written at once", m.fresh), ("after the history", m.aged), ("after a regroup", m.regrouped)];
-        if variant == Variant::BOTH {
+        if subject != Subject::Conventional {
             states.push(("with maintenance, before the last step", m.before_idle));
             states.push(("with maintenance, after it", m.maintained));
         }
         for (state, c) in states {
             rows.push((format!("{name}, {state}"), c.iter().map(Counters::seconds).collect::<Vec<f64>>()));
         }
-        if variant == Variant::BOTH {
-            outcome.claims = claims(&m, in_clones);
-            moved = moved_rows(&m, in_clones);
+        if subject == Subject::Conventional {
+            continue;
         }
+        let (claims, rows) = (claims(&m, in_clones), moved_rows(&m, in_clones));
+        let of = |text: String| if subject == Subject::OnLog { format!("on the log: {text}") } else { text };
+        outcome.claims.extend(claims.into_iter().map(|claim| Claim { text: of(claim.text.clone()), ..claim }));
+        moved.extend(rows.into_iter().map(|(row, figures)| (of(row), figures)));
     }
     outcome.add("Disk time", "s", "state", &names.map(str::to_string), rows, false);
     let columns = ["moved, MiB", "for so many MiB", "ratio"].map(str::to_string);
@@ -390,7 +423,7 @@ fn replay_all(plan: Plan, revisions: &[Vec<Change>], which: &str, outcome: &mut 
     outcome.notes = vec![format!(
         "{which}, {} files at the end; {} clones, each {} revisions behind the one \
          before it, so that they take turns; the files that a revision changes are removed and written anew, and the disk \
-         (hdd-2026, {} MiB) is synced after each. With maintenance, a step is taken after every {} revisions. Contents are made up.",
+         (hdd-2026, {} MiB, for the log twice as much) is synced after each. With maintenance, a step is taken after every {} revisions. Contents are made up.",
         last.len(),
         plan.clones,
         plan.behind,
@@ -505,8 +538,10 @@ mod tests {
         ];
         assert_eq!(tree(&revisions), [change("a", Some(9)), change("d/c", Some(4))]);
         assert_eq!(together(&revisions), 2.0 / 3.0 * 100.0);
-        let m = measure(REAL, Variant::BOTH, &revisions, 32 << 20, &[7; 16]).unwrap();
-        assert!(m.fresh[0].requests() > 0 && m.aged[0].requests() > 0 && m.regrouped[0].requests() > 0);
-        assert_eq!(m.regroups[1].bytes_moved, 0);
+        for subject in REAL.subjects {
+            let m = measure(REAL, &subject.setup(32 << 20), &revisions, &[7; 16]).unwrap();
+            assert!(m.fresh[0].requests() > 0 && m.aged[0].requests() > 0 && m.regrouped[0].requests() > 0);
+            assert_eq!(m.regroups[1].bytes_moved, 0);
+        }
     }
 }

@@ -19,6 +19,7 @@ pub mod kernel_peers;
 mod keys;
 mod large;
 mod large_files;
+mod log_aging;
 mod log_compression;
 mod log_devices;
 mod lower_bound;
@@ -69,7 +70,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 34] = [
+const EXPERIMENTS: [Experiment; 36] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -116,6 +117,7 @@ const EXPERIMENTS: [Experiment; 34] = [
         "In place and on the log: random overwrites on shingled tracks and flash, small files that are synced",
         log_devices::devices,
     ),
+    Experiment::of("log-aging", "Figure 7's aging in place and on the log, cleaned and regrouped", log_aging::figure7),
     Experiment::of(
         "log-compression",
         "A source tree on a log disk that compresses: its size, and reading it cold",
@@ -161,6 +163,11 @@ const EXPERIMENTS: [Experiment; 34] = [
         free_space::together,
     ),
     Experiment::of("ablation", "What each mechanism is worth, and the defaults, on all disks", ablation::ablation),
+    Experiment::of(
+        "log-ablation",
+        "What each mechanism is worth on the log, and the same work in place",
+        ablation::on_log,
+    ),
     Experiment {
         real_time: true,
         ..Experiment::of("large-files-real", "Large files against a real file, fresh and aged", large_files::real)

@@ -103,7 +103,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
                         let session = Session::new(kind, &program, &dir, &image, "nvme", Some((&words, BYTES)))?;
                         let found = match age(session, *level, OPERATIONS / scale, *defragmented) {
                             // A defragmenter may find too little space, and says so in words only.
-                            Err(error) if *defragmented && kind != Kind::Cffs => {
+                            Err(error) if *defragmented && !kind.is_ours() => {
                                 eprintln!("  {kind:8} {state}: SKIPPED: {error:#}");
                                 outcome.untested.push((format!("{kind}, {state}"), format!("{error:#}")));
                                 continue 'states;
@@ -133,7 +133,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
                 let measured = match work::measure(session, &tree, scale) {
                     Ok(measured) => measured,
                     // A peer that is full earlier than its statistics say has no figure there; the others have.
-                    Err(error) if kind != Kind::Cffs && is_full(&error) => {
+                    Err(error) if !kind.is_ours() && is_full(&error) => {
                         eprintln!("  {kind:8} {disk:10} {state:25} SKIPPED: {error:#}");
                         outcome.untested.push((format!("{kind}, {disk}, {state}"), format!("{error:#}")));
                         std::fs::remove_file(&copy)?;
@@ -161,7 +161,8 @@ fn notes(tree: &Tree, scale: u64) -> Vec<String> {
     vec![
         format!(
             "{} MiB of each disk; {} files of C-source sizes in {} directories, {:.1} MB; {} files fsynced one by one. Each from a cold \
-             mount, until everything is on the medium. cffs through FUSE with its default options and the groups that mkfs would choose on such a disk, the kernel's with theirs.",
+             mount, until everything is on the medium. cffs through FUSE with its default options and the groups that mkfs would choose on such a disk, the kernel's with theirs. cffs-log is the same in the log \
+             layout: it is beside the others in all tables, and no claim is about it.",
             BYTES >> 20,
             tree.files.len(),
             tree.parents.len(),
@@ -190,7 +191,7 @@ fn is_full(error: &anyhow::Error) -> bool {
 /// Words for `cffs mkfs`: the group that it would choose if it timed this disk. The time here is not the disk's.
 fn words(kind: Kind, disk: &str) -> Result<Vec<String>> {
     Ok(match kind {
-        Kind::Cffs => vec!["--group-size".into(), format!("{}K", probe(disk)?.group_size >> 10)],
+        Kind::Cffs | Kind::CffsLog => vec!["--group-size".into(), format!("{}K", probe(disk)?.group_size >> 10)],
         _ => Vec::new(),
     })
 }
@@ -267,7 +268,8 @@ fn report(outcome: &mut Outcome, costs: &BTreeMap<(usize, usize), Vec<(Kind, Cos
         );
         let Some((_, ours)) = runs.iter().find(|(kind, _)| *kind == Kind::Cffs) else { continue };
         for (w, work) in WORK.iter().enumerate() {
-            let warm: Vec<_> = runs.iter().filter_map(|(kind, costs)| Some((kind, costs[w].warm.as_ref()?))).collect();
+            let counted = runs.iter().filter(|(kind, _)| *kind != Kind::CffsLog);
+            let warm: Vec<_> = counted.filter_map(|(kind, costs)| Some((kind, costs[w].warm.as_ref()?))).collect();
             // Who would be the best is not known while one of them has no figure.
             if !warm.is_empty() {
                 outcome
@@ -275,7 +277,7 @@ fn report(outcome: &mut Outcome, costs: &BTreeMap<(usize, usize), Vec<(Kind, Cos
                     .extend(warm.into_iter().map(|(kind, why)| (format!("{place}: {work}: {kind}"), why.clone())));
                 continue;
             }
-            let peers = || runs.iter().filter(|(kind, _)| *kind != Kind::Cffs);
+            let peers = || runs.iter().filter(|(kind, _)| !kind.is_ours());
             let best = peers().map(|(kind, costs)| (costs[w].work, *kind)).min_by_key(|(cost, _)| cost.time);
             let whole = peers().map(|(_, costs)| costs[w].whole.time).min();
             if let Some((theirs, kind)) = best {

@@ -113,8 +113,8 @@ impl Session {
             fs.close()?;
             return Ok(Some(layout?));
         }
-        // fuse2fs has no FIEMAP. The addresses of btrfs are those of its own space, in which chunks of the disk follow each other.
-        if self.kind == Kind::Fuse2fs || find_program("filefrag").is_none() {
+        // fuse2fs has no FIEMAP, and on a log disk the file system does not know where anything is. The addresses of btrfs are those of its own space, in which chunks of the disk follow each other.
+        if matches!(self.kind, Kind::Fuse2fs | Kind::CffsLog) || find_program("filefrag").is_none() {
             return Ok(None);
         }
         self.mount()?;
@@ -136,10 +136,7 @@ impl Session {
     /// # Errors
     /// When something is wrong with it.
     pub fn check(&self) -> Result<()> {
-        match self.kind {
-            Kind::Cffs => self.kind.check(&self.program, self.over.device()),
-            _ => Ok(()),
-        }
+        if self.kind.is_ours() { self.kind.check(&self.program, self.over.device()) } else { Ok(()) }
     }
 
     /// Takes everything down.
