@@ -335,9 +335,8 @@ impl Shared {
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
         let covered = Covered::by(pieces.iter().map(|(at, bytes)| (*at, bytes.len())));
-        let mut rests = state.rests_of(branch, covered.in_part())?;
         let few = blocks.len() <= FEW_BLOCKS;
-        let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
+        let mut changed: BTreeMap<u64, Box<[u8]>> = state.rests_of(branch, covered.in_part())?;
         for (mut at, mut bytes) in pieces.iter().copied() {
             state.accepted += bytes.len() as u64;
             while !bytes.is_empty() {
@@ -348,11 +347,8 @@ impl Shared {
                 } else {
                     let target = match changed.entry(number) {
                         Entry::Occupied(o) => o.into_mut(),
-                        Entry::Vacant(v) if covered.is_whole(number) => v.insert([0; BLOCK_BYTES].into()),
-                        Entry::Vacant(v) => v.insert(match rests.remove(&number) {
-                            Some(rest) => rest,
-                            None => state.read_block(branch, number)?,
-                        }),
+                        // The pieces have all of it together, or its rest would be here.
+                        Entry::Vacant(v) => v.insert([0; BLOCK_BYTES].into()),
                     };
                     target[within..within + part.len()].copy_from_slice(part);
                 }

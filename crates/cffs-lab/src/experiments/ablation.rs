@@ -521,7 +521,11 @@ fn notes(trees: &Trees, tables: &[MechanismRows], layout: Layout) -> Vec<String>
             trees.each[0].parents.len(),
             trees.each.len(),
             trees.each.iter().map(Tree::bytes).sum::<u64>() as f64 / 1e6 / trees.each.len() as f64,
-            if layout == Layout::InPlace { "write-ahead log" } else { "a log disk" },
+            if layout == Layout::InPlace {
+                "write-ahead log"
+            } else {
+                "a log disk, whose 70% are of what it can store, so in place there are more files when it is aged"
+            },
             about.join("; ")
         ),
         format!(

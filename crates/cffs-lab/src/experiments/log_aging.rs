@@ -121,12 +121,10 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     DISKS.iter().try_for_each(|disk| figure7_on(disk, scale, &mut outcome))?;
     outcome.notes = vec![format!(
-        "As figure 7, with {} creations and deletions, and the log of the engine, or a commit as a batch. {} MiB of the disk in place; the log has {} MiB, which can store as much, \
+        "As figure 7, with {} creations and deletions, and the log of the engine, or a commit as a batch. The log has as many more bytes of the disk as it keeps for itself, \
          so the same files make both as full. While it is aged the log disk cleans when it must, and so it does in the benchmark right after it: how much comes in these {} files is \
          chance. A mount cleans when nobody writes, until half is free; for \"{}\", which the benchmark's claims are about, the cleaner worked until nothing paid any more.",
         OPERATIONS / scale,
-        BYTES >> 20,
-        setup(DISKS[0], Layout::log())?.bytes >> 20,
         FILES / scale,
         Upkeep::Cleaned.name()
     )];

@@ -1,5 +1,6 @@
 //! Where data is placed, and which blocks are installed in the cache without being read.
 
+use super::batch::BatchCursor;
 use super::policy::SCARCE_DIVISOR;
 use super::table::{GROUPS_MAX, TRACKED_GROUPS_MAX};
 use super::{Placement, STREAM_MIN};
@@ -313,4 +314,36 @@ fn less_than_a_stripe_goes_where_there_is_space() {
     assert_eq!(p.allocate_large(7, None, 5 * fpb).unwrap().unwrap(), Run { start: (first + 3) * fpb, len: 5 * fpb });
     // A long file gets what is left, though no stripe fits.
     assert_eq!(p.allocate_large(7, None, 64 * fpb).unwrap().unwrap(), Run { start: (first + 50) * fpb, len: 30 * fpb });
+}
+
+/// On a device that stores whole blocks, of a run that begins within a block that somebody else has a part of.
+#[test]
+fn a_batch_in_units_begins_with_a_whole_block_and_leaves_no_gaps() {
+    let options = MkfsOptions { group_size: 64 << 10, ..MkfsOptions::default() };
+    let f = Fixture::in_units(64 << 20, &options, 4);
+    let g = f.geometry();
+    assert_eq!(g.frags_per_block(), 4);
+    let group = g.frag_of_block(g.group_blocks());
+    let first = f.space.find_free_groups(g.total_blocks / 2, 8).unwrap().unwrap();
+    let start = g.frag_of_block(first);
+    // Somebody has the first fragment, and what is behind two groups less one fragment.
+    let (from, end) = (start + 1, start + 2 * group - 1);
+    assert!(f.alloc_in(start..from, 1).unwrap().is_some() && f.alloc_in(end..end + group, group).unwrap().is_some());
+    f.space.reserve_frags(end - from, true).unwrap();
+    let mut cursor =
+        BatchCursor::plan_in_long_runs(&f.space, &f.journal.cache().live_geometry(), first, end - from, 1).unwrap();
+    let (mut taken, mut at_boundary) = (Vec::new(), 0);
+    for frags in [5, 1, 3].into_iter().cycle() {
+        let Some(c) = cursor.take() else { break };
+        let (next, run) = c.allocate(&f.space, frags).unwrap();
+        let Some(run) = run.filter(|run| run.end() <= end) else { break };
+        at_boundary += u64::from(taken.is_empty() && run.start % 4 == 0);
+        taken.push(run);
+        cursor = next;
+    }
+    assert_eq!(at_boundary, 1, "the first one shares no block: {:?}", taken[0]);
+    // Each follows the one before it.
+    assert!(taken.windows(2).all(|w| w[1].start == w[0].end()), "{taken:?}");
+    let last = taken.last().unwrap().end();
+    assert!(end - last < 5, "{} fragments are left", end - last);
 }
