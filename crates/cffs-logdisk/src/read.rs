@@ -54,17 +54,28 @@ impl State {
         Ok(pieces)
     }
 
-    /// Where the parts of an extent are now: if its segment is gone, the forwards say it.
+    /// Where the parts of an extent are now: where the forwards say, if they know them. The segment of such a part may be gone. Or a crash has brought it back to the
+    /// table, and its bytes are gone.
     pub(crate) fn locate(&self, extent: Extent) -> io::Result<Vec<(u32, Extent)>> {
-        if self.usage.table.contains_key(&extent.place.segment) {
+        let birth = extent.place.birth();
+        let here = self.usage.table.get(&birth.segment);
+        if here.is_some_and(|info| !info.forwarded) {
             return Ok(vec![(0, extent)]);
         }
-        let birth = extent.place.birth();
-        let found = lookup_extents(&self.forward, &self.nodes().direct(), birth, u64::from(extent.blocks))?;
-        if found.iter().map(|(_, e)| e.blocks).sum::<u32>() != extent.blocks {
-            return Err(corrupt(format!("blocks of segment {:#x} are gone with it", birth.segment)));
+        let (mut parts, mut done) = (Vec::new(), 0);
+        let moved = lookup_extents(&self.forward, &self.nodes().direct(), birth, u64::from(extent.blocks))?;
+        let moved = moved.into_iter().map(|(at, e)| (at.ordinal - birth.ordinal, Some(e)));
+        for (first, e) in moved.chain([(extent.blocks, None)]) {
+            if first > done && here.is_none() {
+                return Err(corrupt(format!("blocks of segment {:#x} are gone with it", birth.segment)));
+            }
+            if first > done {
+                parts.push((done, extent.part(done, first - done)));
+            }
+            done = first + e.as_ref().map_or(0, |e| e.blocks);
+            parts.extend(e.map(|e| (first, e)));
         }
-        Ok(found.into_iter().map(|(at, e)| (at.ordinal - birth.ordinal, e)).collect())
+        Ok(parts)
     }
 
     /// The pieces of a range of a branch, with what is pending.
@@ -215,7 +226,7 @@ pub(crate) fn unpack(extent: &Extent, stored: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Stored bytes that are read with others for less than another request costs.
-const GAP_BYTES: u64 = 32 << 10;
+pub(crate) const GAP_BYTES: u64 = 32 << 10;
 
 /// Blocks between two borders; `None` where there is no border.
 pub(crate) struct Together {
@@ -233,14 +244,21 @@ pub(crate) fn together(mut pieces: Vec<Piece>, block: usize) -> Together {
     };
     let stored: Vec<(usize, Extent)> = pieces.iter().filter_map(stored).collect();
     let at = stored.partition_point(|(first, _)| *first <= block).saturating_sub(1);
-    let near = |(_, a): &(usize, Extent), (_, b): &(usize, Extent)| {
-        let (from, to) = (u64::from(a.place.offset) + u64::from(a.place.stored), u64::from(b.place.offset));
-        a.place.segment == b.place.segment
-            && (a.place.offset == b.place.offset || (from..=from + GAP_BYTES).contains(&to))
-    };
+    let near = |(_, a): &(usize, Extent), (_, b): &(usize, Extent)| is_near(a, b);
     let after = (at + 1..stored.len()).find(|i| !near(&stored[i - 1], &stored[*i]));
     let before = (1..=at.min(stored.len())).rev().find(|i| *i < stored.len() && !near(&stored[i - 1], &stored[*i]));
     Together { start: before.map(|i| stored[i].0), end: after.map(|i| stored[i].0) }
+}
+
+/// Whether one request brings what follows an extent as well, or they are parts of one unit.
+pub(crate) fn is_near(a: &Extent, b: &Extent) -> bool {
+    let (end, next) = (end_of(a), u64::from(b.place.offset));
+    a.place.segment == b.place.segment && (a.place.offset == b.place.offset || (end..=end + GAP_BYTES).contains(&next))
+}
+
+/// Byte in its segment where an extent ends.
+pub(crate) fn end_of(e: &Extent) -> u64 {
+    u64::from(e.place.offset) + u64::from(e.place.stored)
 }
 
 /// Most stored bytes of one request that are not read to their place at once, and of all that are in memory at a time for one read.

@@ -189,8 +189,8 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
     for id in empty {
         state.usage.remove(id);
     }
-    let mut aside = BTreeSet::new();
-    let found = state.find_batches(&checkpoint, root.epoch, &mut aside)?;
+    let (mut aside, mut torn) = (BTreeSet::new(), BTreeSet::new());
+    let found = state.find_batches(&checkpoint, root.epoch, &mut aside, &mut torn)?;
     for f in &found {
         let s = read_summary(&*state.store, state.log.uuid, f.segment, f.offset)?;
         if s.sequence != f.sequence {
@@ -211,7 +211,7 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
     }
     state.damaged = aside;
     if !options.read_only {
-        state.take_over(&root, found.is_empty())?;
+        state.take_over(&root, found.is_empty(), &torn)?;
     }
     Ok(state)
 }
@@ -311,12 +311,14 @@ impl State {
         Ok(s)
     }
 
-    /// The batches behind a checkpoint that count. `aside` gets the segments in which something could not be read.
+    /// The batches behind a checkpoint that count. `aside` gets the segments in which something could not be read, and `torn` the one of a batch
+    /// that is there in part.
     fn find_batches(
         &self,
         checkpoint: &Summary,
         epoch: u64,
         aside: &mut BTreeSet<SegmentId>,
+        torn: &mut BTreeSet<SegmentId>,
     ) -> io::Result<Vec<Found>> {
         let mut found: Vec<Found> = Vec::new();
         let mut durable = 0;
@@ -360,7 +362,7 @@ impl State {
                     let lost = UnreadableEnd { sequence: f.sequence, segment: f.segment, offset: f.offset, error };
                     self.without(lost, aside)?;
                 }
-                _ => {}
+                _ => drop(torn.insert(f.segment)),
             }
             whole = i;
             break;
@@ -470,17 +472,19 @@ impl State {
         }
     }
 
-    /// Makes this process the one that writes: a new epoch, under which nothing has been written yet.
-    fn take_over(&mut self, root: &RootRecord, clean: bool) -> io::Result<()> {
+    /// Makes this process the one that writes: a new epoch, under which nothing has been written yet. Where a batch is there in part nothing is written: it could be what
+    /// that batch lacks, and make it count if this process ends before its checkpoint.
+    fn take_over(&mut self, root: &RootRecord, clean: bool, torn: &BTreeSet<SegmentId>) -> io::Result<()> {
         self.store.adopt(&self.existing())?;
         let epoch = self.log.root.sequence + 1;
         self.log.epoch = epoch;
-        let clean = clean && self.damaged.is_empty();
+        let clean = clean && self.damaged.is_empty() && torn.is_empty();
         // The root gets a new sequence number in any case, so that this mount's segments have names of their own. The
         // batches found keep their epoch until a checkpoint has them.
         let bumped = RootRecord { epoch: if clean { epoch } else { root.epoch }, ..*root };
         self.log.root.replace(&*self.store, bumped)?;
         self.log.leave(&self.damaged, &*self.store)?;
+        self.log.leave(torn, &*self.store)?;
         if clean { Ok(()) } else { self.checkpoint() }
     }
 }
