@@ -107,6 +107,15 @@ pub trait Device: Send + Sync {
             None => range,
         }
     }
+    /// Brings these ranges to one place on the medium, in this order, so that they lie together ([`Device::together`]); nobody who reads or writes them
+    /// sees a difference. Returns the bytes that were copied: what the device cannot bring there stays, and that is all of it where an offset says
+    /// where a byte lies.
+    ///
+    /// # Errors
+    /// Those after which nothing can be written any more.
+    fn bring_together(&self, ranges: &[Range<u64>]) -> io::Result<u64> {
+        self.below().map_or(Ok(0), |d| d.bring_together(ranges))
+    }
     /// Told by a file system that so many bytes are worth one request: what it would read for one block, where it lies together. A hint for a device
     /// that has its own order of what it stores.
     fn note_group(&self, bytes: u64) {

@@ -50,6 +50,9 @@ macro_rules! forward {
             fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
                 (**self).together(offset, range)
             }
+            fn bring_together(&self, ranges: &[Range<u64>]) -> io::Result<u64> {
+                (**self).bring_together(ranges)
+            }
             fn note_group(&self, bytes: u64) {
                 (**self).note_group(bytes)
             }
@@ -152,6 +155,9 @@ mod tests {
         fn together(&self, offset: u64, _: Range<u64>) -> Range<u64> {
             offset..offset + 1
         }
+        fn bring_together(&self, ranges: &[Range<u64>]) -> io::Result<u64> {
+            Ok(ranges[0].end)
+        }
         fn note_group(&self, bytes: u64) {
             self.1.store(bytes, Ordering::Relaxed);
         }
@@ -212,6 +218,7 @@ mod tests {
             assert!(!d.is_rotational(), "{name}");
             assert_eq!((d.takes(&[]), d.can_discard(), d.read_only(), d.stripe()), (false, false, true, 6), "{name}");
             assert_eq!((d.together(7, 0..99), d.space(), d.atomic_max()), (7..8, Some(SPACE), 77), "{name}");
+            assert_eq!(d.bring_together(&[7..99, 8..9]).unwrap(), 99, "{name}");
             told.store(0, Ordering::Relaxed);
             d.note_group(8);
             assert_eq!(told.load(Ordering::Relaxed), 8, "{name}");

@@ -564,6 +564,10 @@ impl Device for BranchDevice {
         self.shared.serve(&self.work, |shared| shared.together(offset, range, &pieces))
     }
 
+    fn bring_together(&self, ranges: &[Range<u64>]) -> io::Result<u64> {
+        self.shared.serve(&self.work, |shared| shared.bring_together(self.branch, ranges))
+    }
+
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.write_batch(&[WriteRequest { kind, offset, bufs: bufs.to_vec() }])
     }
@@ -638,6 +642,10 @@ impl Device for LogDisk {
 
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
         self.shared.together(offset, range, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
+    }
+
+    fn bring_together(&self, ranges: &[Range<u64>]) -> io::Result<u64> {
+        self.shared.bring_together(MAIN_BRANCH, ranges)
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {

@@ -69,7 +69,7 @@ impl Evacuated {
         self.bytes >= bounds.bytes || self.changes >= bounds.changes
     }
 
-    fn push(&mut self, m: Move) {
+    pub(crate) fn push(&mut self, m: Move) {
         self.bytes += m.data.len() as u64;
         self.changes += 1;
         self.moves.push(m);

@@ -43,6 +43,7 @@
 extern crate cffs_shuttle as parking_lot;
 
 mod around;
+mod arrange;
 mod batch;
 mod cache;
 mod catalog;

@@ -269,6 +269,37 @@ impl Shared {
         here.start.map_or(range.start, at).max(range.start)..here.end.map_or(range.end, at).min(range.end)
     }
 
+    /// See [`Device::bring_together`]. A part at a time, so that nobody waits for all of it. What lies in order stays, and what cannot be found.
+    pub(crate) fn bring_together(&self, branch: u32, ranges: &[Range<u64>]) -> io::Result<u64> {
+        let blocks = |range: &Range<u64>| {
+            let end = range.end.min(self.len);
+            let (first, behind) = blocks_of(range.start.min(end), end.saturating_sub(range.start) as usize);
+            first..behind
+        };
+        let ranges: Vec<Range<u64>> = ranges.iter().map(blocks).collect();
+        let mut left = {
+            let state = self.lock();
+            if state.is_in_order(branch, &ranges).unwrap_or(true) {
+                return Ok(0);
+            }
+            state.brought_at_once()
+        };
+        let (mut copied, mut some): (u64, Vec<Range<u64>>) = (0, Vec::new());
+        for Range { start: mut at, end: behind } in ranges {
+            while at < behind {
+                let part = at..behind.min(at + left);
+                (at, left) = (part.end, left - (part.end - at));
+                some.push(part);
+                if left == 0 {
+                    let mut state = self.lock();
+                    copied += state.bring_together(branch, &some)?;
+                    (some, left) = (Vec::new(), state.brought_at_once());
+                }
+            }
+        }
+        Ok(copied + self.lock().bring_together(branch, &some)?)
+    }
+
     /// Accepts requests one piece after the other, none of which touches more blocks than a batch has.
     pub(crate) fn write(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.check_ranges(requests)?;

@@ -47,6 +47,7 @@ const LOGDISK: &[&Layer] = &[
     &["disk"],
     &["shared", "rebuild", "mend"],
     &["recount"],
+    &["arrange"],
     &["survey"],
     &["snapshots", "stats", "writer", "check", "recovery"],
     &["scrub"],

@@ -288,6 +288,24 @@ impl Driver {
         Ok(())
     }
 
+    /// Brings a few ranges together, which changes nothing. Returns the bytes that were copied.
+    pub fn bring_together(&mut self) -> io::Result<u64> {
+        let branch = self.any_branch();
+        let ranges: Vec<_> = (0..self.rng.usize(1..6)).map(|_| self.range()).collect();
+        let bytes = |(start, n): &(usize, usize)| (start * SECTOR) as u64..((start + n) * SECTOR) as u64;
+        let mut ranges: Vec<_> = ranges.iter().map(bytes).collect();
+        ranges.sort_by_key(|r| r.start);
+        let mut end = 0;
+        // No block twice.
+        ranges.retain(|r| {
+            let apart = r.start >= end;
+            end = if apart { r.end.next_multiple_of(BLOCK_BYTES as u64) } else { end };
+            apart
+        });
+        self.attempted = vec![self.model.clone()];
+        self.device_of(branch).bring_together(&ranges)
+    }
+
     /// Where a branch differs from a snapshot of it must be reported; equal blocks may be.
     fn check_diff(&mut self, id: u64) -> io::Result<()> {
         let info = self.disk.snapshots().into_iter().find(|s| s.id == id).unwrap();
@@ -376,7 +394,7 @@ impl Driver {
         self.disk = self.open(&device, &self.config.options);
         self.device = device;
         let after = self.contents(&self.disk);
-        assert!(after == before, "a crash during recovery has changed the disk");
+        assert!(after == before, "a crash during recovery has changed the disk: {}", difference(&before, &after));
         self.model = after;
         self.possible = vec![self.model.clone()];
         self.check_all();

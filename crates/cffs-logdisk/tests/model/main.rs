@@ -1,5 +1,6 @@
 //! Random operations on a log disk, compared with plain memory; crashes at any point.
 
+mod apart;
 mod broken;
 mod cleaning;
 mod copies;

@@ -1,0 +1,129 @@
+//! Brings blocks to one place that are read together and lie apart, because each was written with whatever else was written at that time.
+//!
+//! They are copied as the cleaner copies, so whoever refers to them sees no difference. What a snapshot has as well stays where it is: the
+//! order in which it is read is that of another time.
+
+use crate::batch::{Logical, Payload};
+use crate::evacuate::{Evacuated, Move};
+use crate::extent::{BLOCK_BYTES, Codec, Extent, Place};
+use crate::log::STREAM_NEW;
+use crate::options::CleanPolicy;
+use crate::packer::plain;
+use crate::read::{Content, GAP_BYTES, Piece, Reader, end_of, fetch_pieces, fetch_stored, is_near};
+use crate::space::{Change, Level};
+use crate::state::State;
+use crate::tree::lookup_extents;
+use cffs_device::Purpose;
+use std::io;
+use std::ops::Range;
+
+/// Blocks that are copied at a time, for which all others wait.
+const AT_ONCE: u64 = 128;
+
+impl State {
+    /// Blocks that are brought to one place at a time, at most.
+    pub(crate) fn brought_at_once(&self) -> u64 {
+        AT_ONCE.min(self.extents_max() as u64)
+    }
+
+    /// Copies what a branch alone has of some blocks to one place, in this order. Returns the bytes. What has no room or cannot be verified stays where it
+    /// is.
+    ///
+    /// # Errors
+    /// Those after which nothing can be written any more.
+    pub(crate) fn bring_together(&mut self, branch: u32, ranges: &[Range<u64>]) -> io::Result<u64> {
+        self.check()?;
+        let copied = self.copy_in_order(branch, ranges).or_else(|_| self.check().map(|()| 0))?;
+        if copied > 0 && (self.is_dirty() || self.round_bounds().is_none()) {
+            self.checkpoint()?;
+        }
+        Ok(copied)
+    }
+
+    /// Whether what [`State::bring_together`] would copy lies in order already, as far as segments go: it may begin at the end of one.
+    pub(crate) fn is_in_order(&self, branch: u32, ranges: &[Range<u64>]) -> io::Result<bool> {
+        let mut own = Vec::new();
+        for r in ranges {
+            own.extend(self.own_extents(branch, r)?);
+        }
+        let goes_on = |a: &Extent, b: &Extent| {
+            let used = |e: &Extent| self.usage.table.get(&e.place.segment).map_or(0, |info| u64::from(info.used));
+            is_near(a, b) || end_of(a) + GAP_BYTES >= used(a) && u64::from(b.place.offset) <= GAP_BYTES
+        };
+        Ok(own.is_sorted_by(|(_, a), (_, b)| goes_on(a, b)))
+    }
+
+    /// What a branch alone has of some blocks, and is a whole.
+    fn own_extents(&self, branch: u32, blocks: &Range<u64>) -> io::Result<Vec<(u64, Extent)>> {
+        let Some(b) = self.catalog.branches.get(&branch).filter(|b| !b.deleting) else { return Ok(Vec::new()) };
+        let mut own = Vec::new();
+        for (at, e) in lookup_extents(&b.root, &self.nodes(), blocks.start, blocks.end - blocks.start)? {
+            let p = &e.place;
+            // Of a compressed unit a part is as long as the whole.
+            let is_whole = p.codec == Codec::Plain || p.index == 0 && e.blocks == p.unit_blocks;
+            if is_whole && e.version > b.floor && !self.has_forwards(&e)? {
+                own.push((at, e));
+            }
+        }
+        Ok(own)
+    }
+
+    /// Whether the forwards have a part of an extent, which snapshots had then.
+    fn has_forwards(&self, e: &Extent) -> io::Result<bool> {
+        if self.usage.table.get(&e.place.segment).is_some_and(|info| !info.forwarded) {
+            return Ok(false);
+        }
+        let found = lookup_extents(&self.forward, &self.nodes().direct(), e.place.birth(), u64::from(e.blocks))?;
+        Ok(!found.is_empty())
+    }
+
+    fn copy_in_order(&mut self, branch: u32, ranges: &[Range<u64>]) -> io::Result<u64> {
+        let count: u64 = ranges.iter().map(|r| r.end - r.start).sum();
+        if count == 0 {
+            return Ok(0);
+        }
+        self.seal()?;
+        self.ensure_room(Change::blocks(count, count), Level::Takes)?;
+        // First block among all that are asked for, the block itself, and where it is.
+        let (mut own, mut first): (Vec<(usize, u64, Extent)>, usize) = (Vec::new(), 0);
+        for r in ranges {
+            let of_range = self.own_extents(branch, r)?;
+            own.extend(of_range.into_iter().map(|(at, e)| (first + (at - r.start) as usize, at, e)));
+            first += (r.end - r.start) as usize;
+        }
+        let _purpose = Purpose::Clean.scope();
+        let mut data = vec![0; count as usize * BLOCK_BYTES];
+        let plain_ones = own.iter().filter(|(.., e)| e.place.codec == Codec::Plain);
+        let plain_ones: Vec<Piece> =
+            plain_ones.map(|(first, _, e)| Piece { first: *first, content: Content::Stored(e.clone()) }).collect();
+        let reader = Reader { store: &*self.store, around: &self.around, used: self.used_of(&plain_ones) };
+        fetch_pieces(&reader, plain_ones, &mut data)?;
+        let mut out = Evacuated::default();
+        // They are as old as they were, or nothing would ever be known to be old.
+        let (mut ages, mut count) = (0, 0);
+        for (first, at, e) in own {
+            let age = self.usage.table.get(&e.place.segment).map_or(0, |info| info.age);
+            (ages, count) = (ages + u128::from(age) * u128::from(e.blocks), count + u128::from(e.blocks));
+            let (payload, data) = if e.place.codec == Codec::Plain {
+                let data = &data[first * BLOCK_BYTES..(first + e.blocks as usize) * BLOCK_BYTES];
+                (plain(data), data.to_vec())
+            } else {
+                let stored = fetch_stored(&*self.store, &e)?;
+                let p = &e.place;
+                (Payload { codec: p.codec, blocks: e.blocks, stored: p.stored, crcs: p.crcs.clone() }, stored)
+            };
+            out.push(Move {
+                at: Logical { branch, block: at },
+                version: e.version,
+                source: e.place.birth(),
+                forward: None,
+                mapped: u16::MAX,
+                place: e.place,
+                payload,
+                data,
+            });
+        }
+        let stream = if self.options.policy == CleanPolicy::Greedy { STREAM_NEW } else { STREAM_NEW + 1 };
+        self.write_copies(stream, ages.checked_div(count).map(|age| age as u64), out)
+    }
+}
