@@ -3,6 +3,7 @@
 mod bounded;
 mod crash;
 mod faults;
+mod log_apart;
 mod log_layout;
 mod mirror_damage;
 mod model;

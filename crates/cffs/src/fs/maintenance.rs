@@ -87,6 +87,13 @@ impl Fs {
             }
             complete => complete,
         };
+        let complete = match complete {
+            Ok(complete) if usage != Usage::InUse => {
+                let worth = relocate::MUCH_APART;
+                relocate::bring_parts_together(&cx, &roots, worth, limits, &running, &mut progress).map(|()| complete)
+            }
+            complete => complete,
+        };
         let status = regroup.status();
         let (worked, stopped) = (status.bytes_moved + status.bytes_kept, running.stopped());
         let (complete, outcome) = match complete {

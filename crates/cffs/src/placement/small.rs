@@ -100,7 +100,8 @@ impl Placement {
     }
 
     fn allocate_grouped(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
-        const POLICIES: [Policy; 8] = [
+        const POLICIES: [Policy; 9] = [
+            Placement::in_gap,
             Placement::in_batch,
             Placement::in_open_group,
             Placement::behind_the_last,
@@ -116,6 +117,11 @@ impl Placement {
             }
         }
         Ok(None)
+    }
+
+    /// A gap where the device below has hardly any space elsewhere.
+    fn in_gap(&self, _t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
+        self.space.alloc_in_gap(file.frags)
     }
 
     /// Batch allocation: the next place in the long free runs, if the file is part of a large batch.

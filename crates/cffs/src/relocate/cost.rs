@@ -1,16 +1,23 @@
 //! What reading a sequence of places costs, in requests.
 
 use crate::format::{BlockAddr, Geometry, Run};
+use cffs_device::Device;
 use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Parts of a request in which costs are counted.
 pub const PARTS: u64 = 4;
 
 /// Counts what a reader pays who reads runs one after the other. A group is read as a whole, and stays in memory for a while; the
-/// group behind the last one costs a part of a request, because a walk in order reads several with one.
+/// group behind the last one costs a part of a request, because a walk in order reads several with one. On a device that keeps what it stores
+/// in its own order, as a log disk does, only the part of a group comes that lies together there, for who asks for that.
 #[derive(Clone)]
 pub(super) struct Reader {
-    /// Groups in memory: to look one up, because a stretch may lie in thousands, and in the order in which they were read.
+    /// Who says what lies together, if that is asked for.
+    device: Option<Arc<dyn Device>>,
+    /// First blocks of the groups in memory, or of their parts: to look one up, because a stretch may lie in thousands, and in the order in
+    /// which they were read.
     memory: HashSet<BlockAddr>,
     order: VecDeque<BlockAddr>,
     /// Most of them. `None`: those of the stretch.
@@ -23,45 +30,80 @@ pub(super) struct Reader {
 impl Reader {
     /// A reader who has read nothing, with memory for so many groups.
     pub fn new(most: usize) -> Reader {
-        Reader { memory: HashSet::new(), order: VecDeque::new(), most: Some(most.max(1)), last: None, cost: 0 }
+        Reader { most: Some(most.max(1)), ..Reader::of_stretches() }
     }
 
     /// A reader who has read nothing, and forgets each stretch with its end.
     pub fn of_stretches() -> Reader {
-        Reader { most: None, ..Reader::new(1) }
+        Reader { device: None, memory: HashSet::new(), order: VecDeque::new(), most: None, last: None, cost: 0 }
+    }
+
+    /// The same of what lies together on a device.
+    pub fn of_parts(device: &Arc<dyn Device>) -> Reader {
+        Reader { device: Some(device.clone()), ..Reader::of_stretches() }
     }
 
     /// The same reader at the beginning of the next stretch, for which nothing is paid yet.
     pub fn going_on(&self) -> Reader {
         match self.most {
             Some(_) => Reader { cost: 0, ..self.clone() },
-            None => Reader { last: self.last, ..Reader::of_stretches() },
+            None => Reader { last: self.last, device: self.device.clone(), ..Reader::of_stretches() },
         }
     }
 
     /// Reads the next run.
     pub fn read(&mut self, g: &Geometry, run: Run) {
         for group in groups_of(g, run) {
-            if !self.memory.insert(group) {
-                // The arm stays where it is. Within a stretch alone that is no matter, and what is read in order is to be in order.
-                if self.most.is_none() {
-                    self.last = Some(group);
-                }
-                continue;
-            }
-            let next = self.last.is_some_and(|last| last == group || last + g.group_blocks() == group);
-            self.cost += if next { 1 } else { PARTS };
-            self.last = Some(group);
-            self.order.push_back(group);
-            if self.most.is_some_and(|most| self.order.len() > most)
-                && let Some(first) = self.order.pop_front()
-            {
-                self.memory.remove(&first);
+            let window = group..group + g.group_blocks();
+            let mut at = g.block_of_frag(run.start).max(group);
+            let end = (g.block_of_frag(run.end() - 1) + 1).min(window.end);
+            while at < end {
+                let part = self.together(g, at, window.clone());
+                self.read_part(g, part.start);
+                at = part.end;
             }
         }
     }
 
-    /// Whether a group is in memory.
+    /// Reads what lies together with the first block of a group, or of a part of one.
+    fn read_part(&mut self, g: &Geometry, first: BlockAddr) {
+        if !self.memory.insert(first) {
+            // The arm stays where it is. Within a stretch alone that is no matter, and what is read in order is to be in order.
+            if self.most.is_none() {
+                self.last = Some(first);
+            }
+            return;
+        }
+        let next = self.last.is_some_and(|last| self.goes_on(g, last, first));
+        self.cost += if next { 1 } else { PARTS };
+        self.last = Some(first);
+        self.order.push_back(first);
+        if self.most.is_some_and(|most| self.order.len() > most)
+            && let Some(first) = self.order.pop_front()
+        {
+            self.memory.remove(&first);
+        }
+    }
+
+    /// Whether what begins with one block follows what begins with another.
+    fn goes_on(&self, g: &Geometry, last: BlockAddr, first: BlockAddr) -> bool {
+        let before = g.group_of(last);
+        last == first
+            || before + g.group_blocks() == first
+                && self.together(g, first, before..first + g.group_blocks()).start <= last
+    }
+
+    /// The blocks around one, of these, that the device reads together with it.
+    fn together(&self, g: &Geometry, block: BlockAddr, of: Range<BlockAddr>) -> Range<BlockAddr> {
+        let Some(device) = &self.device else { return of };
+        let shift = g.block_shift;
+        let here = device.together(block << shift, of.start << shift..of.end << shift);
+        // A block that is there in part is not.
+        let (start, end) = (here.start.div_ceil(1 << shift), here.end >> shift);
+        start.clamp(of.start, block)..end.min(of.end).max(block + 1)
+    }
+
+    /// Whether a group is in memory, or the first part of it.
     pub fn has(&self, group: BlockAddr) -> bool {
         self.memory.contains(&group)
     }
@@ -72,13 +114,13 @@ impl Reader {
     }
 
     /// The last group.
-    pub fn last(&self) -> Option<BlockAddr> {
-        self.last
+    pub fn last(&self, g: &Geometry) -> Option<BlockAddr> {
+        self.last.map(|last| g.group_of(last))
     }
 
     /// The groups in memory, the one that was read last first.
-    pub fn memory(&self) -> impl Iterator<Item = BlockAddr> + '_ {
-        self.order.iter().rev().copied()
+    pub fn memory(&self, g: &Geometry) -> impl Iterator<Item = BlockAddr> {
+        self.order.iter().rev().map(|first| g.group_of(*first))
     }
 }
 

@@ -82,7 +82,7 @@ impl Way {
 
     fn leads_to(&self, g: &Geometry, item: &Item) -> bool {
         let near = NEAR_GROUPS * g.group_blocks();
-        let goes_on = |group: BlockAddr| self.reader.last().is_none_or(|last| last.abs_diff(group) <= near);
+        let goes_on = |group: BlockAddr| self.reader.last(g).is_none_or(|last| last.abs_diff(group) <= near);
         let mut groups = item.runs.iter().flat_map(|run| groups_of(g, *run));
         groups.all(|group| self.reader.has(group) || goes_on(group))
     }
@@ -101,7 +101,7 @@ impl Way {
             let end = (group + g.group_blocks()).min(g.total_blocks);
             g.frag_of_block(group)..g.frag_of_block(end)
         };
-        Some(Detour { items, cost, memory: self.reader.memory().map(window).collect() })
+        Some(Detour { items, cost, memory: self.reader.memory(g).map(window).collect() })
     }
 }
 

@@ -16,6 +16,7 @@
 //!
 //! A move is invisible: what changes meanwhile, is damaged, or cannot be moved safely stays where it is.
 
+mod apart;
 mod area;
 mod control;
 mod cost;
@@ -35,6 +36,7 @@ mod stretch;
 mod survey;
 mod walk;
 
+pub use apart::{MUCH as MUCH_APART, run as bring_parts_together};
 pub use control::{Control, FreeRuns, Limits, Progress};
 pub use cost::PARTS as COST_PARTS;
 pub use evacuate::Gaps;

@@ -8,7 +8,7 @@ use super::strays::MainGroups;
 use super::stretch::{Item, Stretch, read_all};
 use super::survey::{Survey, price};
 use super::walk::{self, Visitor, skip_lost, walk};
-use super::{MoveCtx, area, detours, files, free_space, meta, names};
+use super::{MoveCtx, apart, area, detours, files, free_space, meta, names};
 use crate::colocation::Order;
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, Geometry, Ino, ROOT_INO, Run};
@@ -56,6 +56,7 @@ const PASSES_MAX: u64 = 16;
 /// Those of the device and the journal, and what [`Control::check`] returns.
 pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Control) -> Result<()> {
     let mut planner = Planner::new(cx, limits, control);
+    planner.progress.before = apart::costs(cx, roots, control)?.unwrap_or_default();
     let mut survey = if limits.always { Survey::default() } else { planner.survey(roots)? };
     let whole = roots.contains(&ROOT_INO) && !limits.always;
     if whole && planner.would_undo(&survey)? {
@@ -71,7 +72,7 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     if gathers {
         planner.bring_free_space_together(roots)?;
     }
-    Ok(())
+    apart::run(cx, roots, apart::ANY, limits, control, &mut planner.progress)
 }
 
 /// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it. Goes on from the
@@ -536,10 +537,10 @@ impl<'a> Planner<'a> {
             let moved = self.move_stretch(&stretch, stays.cost(), &is, near, kind)?;
             let sequence = &mut self.sequences[kind as usize];
             if let Some(goes) = &moved {
-                sequence.near = goes.last();
+                sequence.near = goes.last(&g);
             }
             let after = moved.unwrap_or(stays);
-            sequence.near = sequence.near.or(after.last());
+            sequence.near = sequence.near.or(after.last(&g));
             let costs = &mut self.costs[kind as usize];
             costs[0] += before.cost();
             costs[1] += after.cost();

@@ -142,6 +142,11 @@ impl Accounting {
         self.free_blocks.saturating_sub(self.reserved_blocks)
     }
 
+    /// Free fragments of blocks that are partly in use, as far as AGs are loaded; all that is free in the others.
+    pub fn in_gaps(&self) -> u64 {
+        self.available.saturating_sub(self.pending + self.free_blocks * self.fpb)
+    }
+
     /// Blocks that an allocation of this class may use.
     pub fn limit(&self, class: AllocationClass<'_>) -> u64 {
         match class {

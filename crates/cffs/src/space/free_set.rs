@@ -333,6 +333,21 @@ impl FreeSet {
         fit.map(|(len, end)| (end - len, *len)).find(|(start, _)| !kept(*start))
     }
 
+    /// The next place behind `from` for `want` fragments within an aligned unit of which a part is in use.
+    pub fn find_gap(&self, from: u32, want: u32, unit: u32) -> Option<u32> {
+        let shift = unit.trailing_zeros();
+        let mut behind = self.by_end.range(from.checked_add(1)?..);
+        behind.find_map(|(&end, &start)| {
+            // A free extent begins and ends in units of which parts may be in use, and all in between are wholly free.
+            let (first, last) = (start.max(from), round_down(end, shift).max(start).max(from));
+            let first_end = round_up(start, shift).min(end);
+            if first_end >= first + want {
+                return Some(first);
+            }
+            (end > round_down(end, shift) && end - last >= want).then_some(last)
+        })
+    }
+
     /// Appends the lengths of the longest extents that together have `need` fragments.
     pub fn longest(&self, need: u64, out: &mut Vec<u32>) {
         let mut sum = 0;
@@ -425,7 +440,23 @@ mod tests {
         out
     }
 
+    /// The first place for `want` fragments from `from` on within a unit of which a part is in use.
+    fn gap(model: &[bool], from: u32, want: u32, unit: u32) -> Option<u32> {
+        let is_free = |mut range: Range<u32>| range.all(|f| model[f as usize]);
+        let mut places = (0..FRAGS).step_by(unit as usize).filter(|u| !is_free(*u..u + unit)).flat_map(|u| {
+            // The largest part of an extent, as far as the unit goes.
+            (u.max(from)..(u + unit).saturating_sub(want - 1)).map(move |start| start..start + want)
+        });
+        places.find(|place| is_free(place.clone())).map(|place| place.start)
+    }
+
     fn check(set: &FreeSet, model: &[bool]) {
+        for (from, want) in (0..FRAGS).step_by(11).flat_map(|from| [1, 2, 3].map(|want| (from, want))) {
+            for unit in [2, 4, 8] {
+                let found = set.find_gap(from, want, unit);
+                assert_eq!(found, gap(model, from, want, unit), "a gap for {want} in units of {unit} from {from}");
+            }
+        }
         for (s, e) in (0..FRAGS).flat_map(|s| [1, 2, 7].map(|n| (s, (s + n).min(FRAGS)))) {
             assert_eq!(set.is_free(s, e), model[s as usize..e as usize].iter().all(|f| *f), "{s}..{e}");
         }

@@ -51,6 +51,8 @@ pub struct Space {
     pub(super) rotor: AtomicU64,
     /// Rotor of best-fit searches beyond the near AGs.
     pub(super) best_fit_rotor: AtomicU64,
+    /// Where the next search for a gap begins ([`super::units`]).
+    pub(super) next_gap: AtomicU64,
     /// Serializes the initialization of AGs on the device.
     pub(super) init: Mutex<()>,
     /// Groups whose bitmap blocks are pinned.
@@ -112,6 +114,7 @@ impl Space {
             open: AtomicU64::new(counters.ags),
             rotor: AtomicU64::new(0),
             best_fit_rotor: AtomicU64::new(0),
+            next_gap: AtomicU64::new(0),
             init: Mutex::default(),
             pinned: Mutex::default(),
             trimming: Mutex::default(),

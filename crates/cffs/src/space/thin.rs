@@ -29,6 +29,11 @@ impl Space {
         Some([total, free, kept].map(|bytes| bytes >> self.g.frag_shift))
     }
 
+    /// Whether the device keeps what is overwritten, as one with snapshots does.
+    pub(crate) fn keeps_old(&self) -> bool {
+        self.thin && self.accounting.lock().device.as_ref().is_some_and(|room| room.space().keeps_old)
+    }
+
     /// Whether data may be written to places that a file has already: `frags` of them, which need no space unless they were never
     /// written (`unwritten`) or the device keeps what was there. What this returns is held until the data is dirty, if it is not claimed.
     ///

@@ -3,6 +3,7 @@
 //! It needs to read nothing of a unit in which nothing is in use, because nothing is stored of that, nor of one that was written a short time ago. So data
 //! goes into free units, and then behind what went there last. The gaps that removed files leave in other units come first when space is scarce.
 
+use super::alloc::Found;
 use super::class::AllocationClass;
 use super::free_space::Space;
 use crate::error::{Error, Result};
@@ -12,6 +13,12 @@ use std::sync::atomic::Ordering;
 
 /// Space is scarce where less than one in so many parts of it is free: of the device, of the places, or of those in blocks that are wholly free.
 const SCARCE_DIVISOR: u64 = 8;
+/// Gaps are filled wherever they are when less than one in so many parts of the device is free, and less than such a part of what is in gaps: the
+/// smallest files come with a third of their bytes in names and inodes, which need units.
+const HARDLY_DIVISOR: u64 = 2 * SCARCE_DIVISOR;
+const GAPS_DIVISOR: u64 = 3;
+/// Allocation groups in which one allocation looks for a gap.
+const GAP_AGS: u64 = 2;
 
 impl Space {
     /// As [`Space::alloc_in`]; on a device that stores units of several fragments, where it need not read any, as long as there is enough space.
@@ -29,6 +36,39 @@ impl Space {
             self.begun.lock().add(run.end());
         }
         Ok(run)
+    }
+
+    /// The next gap for data that is shorter than a unit, where space is scarce and most of it is in gaps. It takes no space of the device, because
+    /// a new version of a unit that is stored replaces the old one.
+    pub fn alloc_in_gap(&self, want: u64) -> Result<Option<Run>> {
+        if want >= self.unit_frags || !self.is_in_gaps() {
+            return Ok(None);
+        }
+        let (want, unit) = (want as u32, self.unit_frags as u32);
+        let end = self.usable();
+        let at = self.next_gap.load(Ordering::Relaxed).min(self.g.total_frags() - 1);
+        let first = self.g.ag_of(self.g.block_of_frag(at));
+        for n in 0..end.min(GAP_AGS) {
+            let group = self.alloc_group((first + n) % end);
+            if group.is_virgin() {
+                continue;
+            }
+            let from = if n == 0 { at.saturating_sub(group.start()) as u32 } else { 0 };
+            let found = self.with_free_set(&group, |set| {
+                let start = set.find_gap(from, want, unit)?;
+                self.take(&group, set, start, want, AllocationClass::Data)
+            });
+            match found {
+                Ok(Some(Found::Run(run))) => {
+                    self.next_gap.store(run.end(), Ordering::Relaxed);
+                    return Ok(Some(run));
+                }
+                Ok(None | Some(Found::Reserved)) | Err(Error::Corrupt(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.next_gap.store(self.alloc_group((first + GAP_AGS) % end).start(), Ordering::Relaxed);
+        Ok(None)
     }
 
     /// Behind what was allocated a short time ago, and in free units from there on, or with `within` only as far as its unit goes.
@@ -71,7 +111,19 @@ impl Space {
         let in_blocks = || self.accounting.lock().unreserved_blocks() * self.g.frags_per_block();
         self.free_frags() < few
             || in_blocks() < few
-            || self.thin_frags().is_some_and(|[total, free, _]| free < total / SCARCE_DIVISOR)
+            || self.free_units().is_some_and(|[total, free]| free < total / SCARCE_DIVISOR)
+    }
+
+    /// Whether the device has hardly any space but in gaps.
+    fn is_in_gaps(&self) -> bool {
+        self.free_units().is_some_and(|[total, free]| {
+            free < total / HARDLY_DIVISOR && free < self.accounting.lock().in_gaps() / GAPS_DIVISOR
+        })
+    }
+
+    /// Fragments in all and free ones of a thin device. `None` where a gap takes as much as a free unit, because the device keeps the old version.
+    fn free_units(&self) -> Option<[u64; 2]> {
+        self.thin_frags().filter(|_| !self.keeps_old()).map(|[total, free, _]| [total, free])
     }
 }
 
