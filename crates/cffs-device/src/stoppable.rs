@@ -4,6 +4,7 @@ use crate::device::{Device, ReadRequest, WriteRequest};
 use crate::request::IoKind;
 use parking_lot::RwLock;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// Passes everything on until it is stopped. From then on every request fails, so that whoever stopped it knows that the
 /// device below keeps its contents, whatever other threads are doing.
@@ -62,6 +63,9 @@ impl<D: Device> Device for StoppableDevice<D> {
     fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
         self.unless_stopped(|d| d.repair(kind, copy, offset, good))
     }
+    fn bring_together(&self, ranges: &[Range<u64>]) -> io::Result<u64> {
+        self.unless_stopped(|d| d.bring_together(ranges))
+    }
     fn flush(&self) -> io::Result<()> {
         self.unless_stopped(|d| d.flush())
     }
@@ -103,6 +107,7 @@ mod tests {
         assert!(dev.write_at(IoKind::Data, 0, &[2; 512]).is_err());
         assert!(dev.write_vectored(IoKind::Data, 0, &[IoSlice::new(&[2; 512])]).is_err());
         assert!(dev.flush().is_err() && dev.discard(0, 512).is_err() && dev.grow(None).is_err());
+        assert!(dev.bring_together(std::slice::from_ref(&(0..512))).is_err());
         let mut bytes = [0; 512];
         assert!(dev.read_at(IoKind::Data, 0, &mut bytes).is_err());
         below.read_at(IoKind::Data, 0, &mut bytes).unwrap();

@@ -5,13 +5,14 @@
 
 use crate::batch::{Logical, Payload};
 use crate::evacuate::{Evacuated, Move};
-use crate::extent::{BLOCK_BYTES, Codec, Extent, Place};
+use crate::extent::{BLOCK_BYTES, Codec, Extent};
 use crate::log::STREAM_NEW;
 use crate::options::CleanPolicy;
 use crate::packer::plain;
-use crate::read::{Content, GAP_BYTES, Piece, Reader, end_of, fetch_pieces, fetch_stored, is_near};
+use crate::read::{Content, GAP_BYTES, Piece, Reader, end_of, fetch_pieces, fetch_stored, is_near, verified};
 use crate::space::{Change, Level};
 use crate::state::State;
+use crate::store::Get;
 use crate::tree::lookup_extents;
 use cffs_device::Purpose;
 use std::io;
@@ -21,26 +22,65 @@ use std::ops::Range;
 const AT_ONCE: u64 = 128;
 
 impl State {
-    /// Blocks that are brought to one place at a time, at most.
-    pub(crate) fn brought_at_once(&self) -> u64 {
-        AT_ONCE.min(self.extents_max() as u64)
+    /// Ranges of blocks, cut where the next ones are brought together with another lock: not within a compressed unit.
+    pub(crate) fn cut_up(&self, branch: u32, ranges: &[Range<u64>]) -> io::Result<Vec<Vec<Range<u64>>>> {
+        let most = AT_ONCE.min(self.extents_max() as u64);
+        let (mut all, mut some, mut left) = (Vec::new(), Vec::new(), most);
+        for r in ranges {
+            let mut at = r.start;
+            while at < r.end {
+                let mut end = r.end.min(at + left);
+                if end < r.end {
+                    end = Some(self.unit_around(branch, end)?).filter(|start| *start > at).unwrap_or(end);
+                }
+                some.push(at..end);
+                left = left.saturating_sub(end - at);
+                if left == 0 || end < r.end {
+                    all.push(std::mem::take(&mut some));
+                    left = most;
+                }
+                at = end;
+            }
+        }
+        all.push(some);
+        Ok(all)
     }
 
-    /// Copies what a branch alone has of some blocks to one place, in this order. Returns the bytes. What has no room or cannot be verified stays where it
-    /// is.
+    /// Where the compressed unit begins that has a block and the one before it; the block itself where there is none.
+    fn unit_around(&self, branch: u32, block: u64) -> io::Result<u64> {
+        let Some(b) = self.catalog.branches.get(&branch).filter(|_| block > 0) else { return Ok(block) };
+        let found = lookup_extents(&b.root, &self.nodes(), block - 1, 2)?;
+        Ok(match &found[..] {
+            [(at, e)] if e.blocks == 2 && e.place.codec != Codec::Plain => at.saturating_sub(u64::from(e.place.index)),
+            _ => block,
+        })
+    }
+
+    /// Sees to it that there is room for so many blocks more.
+    ///
+    /// # Errors
+    /// `StorageFull`; those after which nothing can be written any more.
+    pub(crate) fn make_room_for(&mut self, blocks: u64) -> io::Result<()> {
+        self.check()?;
+        self.seal()?;
+        self.ensure_room(Change::blocks(blocks, blocks), Level::Takes)
+    }
+
+    /// Copies what a branch alone has of some blocks, which follow each other, to one place. Returns the bytes. What has no room or cannot be verified stays
+    /// where it is.
     ///
     /// # Errors
     /// Those after which nothing can be written any more.
     pub(crate) fn bring_together(&mut self, branch: u32, ranges: &[Range<u64>]) -> io::Result<u64> {
         self.check()?;
         let copied = self.copy_in_order(branch, ranges).or_else(|_| self.check().map(|()| 0))?;
-        if copied > 0 && (self.is_dirty() || self.round_bounds().is_none()) {
+        if copied > 0 && (self.checkpoint_is_due() || self.round_bounds().is_none()) {
             self.checkpoint()?;
         }
         Ok(copied)
     }
 
-    /// Whether what [`State::bring_together`] would copy lies in order already, as far as segments go: it may begin at the end of one.
+    /// Whether what [`State::bring_together`] would copy follows each other already: in one segment, or from the end of one to the beginning of another.
     pub(crate) fn is_in_order(&self, branch: u32, ranges: &[Range<u64>]) -> io::Result<bool> {
         let mut own = Vec::new();
         for r in ranges {
@@ -82,8 +122,10 @@ impl State {
         if count == 0 {
             return Ok(0);
         }
-        self.seal()?;
-        self.ensure_room(Change::blocks(count, count), Level::Takes)?;
+        // To clean now would put other copies between these and those before them.
+        if self.store.available() < self.need(self.pending_change().and(Change::blocks(count, count)), Level::Takes) {
+            return Ok(0);
+        }
         // First block among all that are asked for, the block itself, and where it is.
         let (mut own, mut first): (Vec<(usize, u64, Extent)>, usize) = (Vec::new(), 0);
         for r in ranges {
@@ -98,6 +140,17 @@ impl State {
             plain_ones.map(|(first, _, e)| Piece { first: *first, content: Content::Stored(e.clone()) }).collect();
         let reader = Reader { store: &*self.store, around: &self.around, used: self.used_of(&plain_ones) };
         fetch_pieces(&reader, plain_ones, &mut data)?;
+        let mut units: Vec<Vec<u8>> = Vec::new();
+        for (.., e) in own.iter().filter(|(.., e)| e.place.codec != Codec::Plain) {
+            units.push(vec![0; e.place.stored as usize]);
+        }
+        let places = own.iter().filter(|(.., e)| e.place.codec != Codec::Plain).map(|(.., e)| &e.place);
+        let mut gets: Vec<Get<'_>> = places
+            .zip(&mut units)
+            .map(|(p, buf)| Get { segment: p.segment, offset: u64::from(p.offset), buf })
+            .collect();
+        self.store.get_all(&mut gets)?;
+        let mut units = units.into_iter();
         let mut out = Evacuated::default();
         // They are as old as they were, or nothing would ever be known to be old.
         let (mut ages, mut count) = (0, 0);
@@ -108,7 +161,9 @@ impl State {
                 let data = &data[first * BLOCK_BYTES..(first + e.blocks as usize) * BLOCK_BYTES];
                 (plain(data), data.to_vec())
             } else {
-                let stored = fetch_stored(&*self.store, &e)?;
+                let read = units.next().filter(|stored| verified(&e, stored).is_ok());
+                // Perhaps another copy has it.
+                let stored = read.map_or_else(|| fetch_stored(&*self.store, &e), Ok)?;
                 let p = &e.place;
                 (Payload { codec: p.codec, blocks: e.blocks, stored: p.stored, crcs: p.crcs.clone() }, stored)
             };

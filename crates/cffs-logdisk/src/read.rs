@@ -59,7 +59,7 @@ impl State {
     pub(crate) fn locate(&self, extent: Extent) -> io::Result<Vec<(u32, Extent)>> {
         let birth = extent.place.birth();
         let here = self.usage.table.get(&birth.segment);
-        if here.is_some_and(|info| !info.forwarded) {
+        if here.is_some_and(|info| !info.forwarded || self.forward.is_empty()) {
             return Ok(vec![(0, extent)]);
         }
         let (mut parts, mut done) = (Vec::new(), 0);

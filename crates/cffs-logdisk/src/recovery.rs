@@ -311,8 +311,8 @@ impl State {
         Ok(s)
     }
 
-    /// The batches behind a checkpoint that count. `aside` gets the segments in which something could not be read, and `torn` the one of a batch
-    /// that is there in part.
+    /// The batches behind a checkpoint that count. `aside` gets the segments in which something could not be read, and `torn` those of batches that are there, and do not
+    /// count.
     fn find_batches(
         &self,
         checkpoint: &Summary,
@@ -362,15 +362,15 @@ impl State {
                     let lost = UnreadableEnd { sequence: f.sequence, segment: f.segment, offset: f.offset, error };
                     self.without(lost, aside)?;
                 }
-                _ => drop(torn.insert(f.segment)),
+                _ => {}
             }
             whole = i;
             break;
         }
-        found.truncate(whole);
-        while found.last().is_some_and(|f| f.continues) {
-            found.pop();
+        while whole > 0 && found[whole - 1].continues {
+            whole -= 1;
         }
+        torn.extend(found.drain(whole..).map(|f| f.segment));
         Ok(found)
     }
 
@@ -472,10 +472,15 @@ impl State {
         }
     }
 
-    /// Makes this process the one that writes: a new epoch, under which nothing has been written yet. Where a batch is there in part nothing is written: it could be what
-    /// that batch lacks, and make it count if this process ends before its checkpoint.
+    /// Makes this process the one that writes: a new epoch, under which nothing has been written yet. Where batches are that do not count nothing is written until the next
+    /// checkpoint: it could be what they lack, and make them count if this process ends before that.
     fn take_over(&mut self, root: &RootRecord, clean: bool, torn: &BTreeSet<SegmentId>) -> io::Result<()> {
-        self.store.adopt(&self.existing())?;
+        let mut existing = self.existing();
+        let place = |id: SegmentId| self.store.range_of(id).map_or(id, |range| range.start);
+        let places: BTreeSet<u64> = existing.iter().map(|id| place(*id)).collect();
+        let unknown: Vec<SegmentId> = torn.iter().copied().filter(|id| !places.contains(&place(*id))).collect();
+        existing.extend(&unknown);
+        self.store.adopt(&existing)?;
         let epoch = self.log.root.sequence + 1;
         self.log.epoch = epoch;
         let clean = clean && self.damaged.is_empty() && torn.is_empty();
@@ -485,7 +490,11 @@ impl State {
         self.log.root.replace(&*self.store, bumped)?;
         self.log.leave(&self.damaged, &*self.store)?;
         self.log.leave(torn, &*self.store)?;
-        if clean { Ok(()) } else { self.checkpoint() }
+        if clean {
+            return Ok(());
+        }
+        self.checkpoint()?;
+        unknown.into_iter().try_for_each(|id| self.store.delete(id))
     }
 }
 

@@ -277,27 +277,23 @@ impl Shared {
             first..behind
         };
         let ranges: Vec<Range<u64>> = ranges.iter().map(blocks).collect();
-        let mut left = {
-            let state = self.lock();
-            if state.is_in_order(branch, &ranges).unwrap_or(true) {
+        let parts = {
+            let mut state = self.lock();
+            let Ok(parts) = state.cut_up(branch, &ranges) else { return Ok(0) };
+            if state.is_in_order(branch, &parts.concat()).unwrap_or(true) {
                 return Ok(0);
             }
-            state.brought_at_once()
-        };
-        let (mut copied, mut some): (u64, Vec<Range<u64>>) = (0, Vec::new());
-        for Range { start: mut at, end: behind } in ranges {
-            while at < behind {
-                let part = at..behind.min(at + left);
-                (at, left) = (part.end, left - (part.end - at));
-                some.push(part);
-                if left == 0 {
-                    let mut state = self.lock();
-                    copied += state.bring_together(branch, &some)?;
-                    (some, left) = (Vec::new(), state.brought_at_once());
-                }
+            // All at once, so that nothing comes between.
+            if let Err(e) = state.make_room_for(ranges.iter().map(|r| r.end - r.start).sum()) {
+                return if e.kind() == io::ErrorKind::StorageFull { Ok(0) } else { Err(e) };
             }
+            parts
+        };
+        let mut copied = 0;
+        for part in parts {
+            copied += self.lock().bring_together(branch, &part)?;
         }
-        Ok(copied + self.lock().bring_together(branch, &some)?)
+        Ok(copied)
     }
 
     /// Accepts requests one piece after the other, none of which touches more blocks than a batch has.

@@ -175,7 +175,7 @@ impl State {
         if self.checkpoint_is_due() { self.checkpoint() } else { Ok(()) }
     }
 
-    fn checkpoint_is_due(&self) -> bool {
+    pub(crate) fn checkpoint_is_due(&self) -> bool {
         self.is_dirty() || self.log.since_checkpoint >= self.checkpoint_bytes()
     }
 

@@ -90,7 +90,8 @@ impl Fs {
         let complete = match complete {
             Ok(complete) if usage != Usage::InUse => {
                 let worth = relocate::MUCH_APART;
-                relocate::bring_parts_together(&cx, &roots, worth, limits, &running, &mut progress).map(|()| complete)
+                relocate::bring_parts_together(&cx, &roots, worth, limits, &running, &mut progress)
+                    .map(|done| complete && done.is_none_or(|(_, left)| !left))
             }
             complete => complete,
         };

@@ -121,7 +121,7 @@ impl Placement {
 
     /// A gap where the device below has hardly any space elsewhere.
     fn in_gap(&self, _t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
-        self.space.alloc_in_gap(file.frags)
+        Ok(self.space.alloc_in_gap(file.frags))
     }
 
     /// Batch allocation: the next place in the long free runs, if the file is part of a large batch.

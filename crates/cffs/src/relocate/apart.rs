@@ -9,9 +9,10 @@ use super::control::{Control, Limits, Progress};
 use super::cost::{PARTS, Reader};
 use super::stretch::{Item, Stretch};
 use super::walk::{Visitor, walk};
+use crate::addr_map::AddrMap;
+use crate::colocation::Order;
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, Geometry, Ino};
-use std::collections::HashSet;
 use std::ops::Range;
 
 /// Length of a stretch, in groups: no transfer is longer.
@@ -21,7 +22,32 @@ pub const ANY: u64 = 1;
 /// The same for who has to count the bytes.
 pub const MUCH: u64 = 3;
 
-/// Brings together what is apart on the device below some directories, if it has an order of its own. Goes on from the progress so far, up to the budget.
+/// Blocks that a word of [`Seen`] is about, and its words at most: 24 MiB, for 256 GiB of small files in blocks of 4 KiB.
+const WORD_BLOCKS: u64 = 64;
+const WORDS_MAX: usize = 1 << 20;
+
+/// Blocks of stretches before this one: each is brought to one of them only, because files of several may have a part of it. Beyond its size nothing more is
+/// brought anywhere.
+#[derive(Default)]
+struct Seen(AddrMap<u64, u64>);
+
+impl Seen {
+    /// Whether a block is seen for the first time.
+    fn insert(&mut self, block: BlockAddr) -> bool {
+        let (word, bit) = (block / WORD_BLOCKS, 1 << (block % WORD_BLOCKS));
+        if self.0.len() >= WORDS_MAX && !self.0.contains_key(&word) {
+            return false;
+        }
+        let seen = self.0.entry(word).or_default();
+        let is_new = *seen & bit == 0;
+        *seen |= bit;
+        is_new
+    }
+}
+
+/// Brings together what is apart on the device below some directories, if it has an order of its own. Goes on from the progress so far, up to the budget, in the
+/// order of the name space. Returns what reading the data of small files costs on the device then, and reading the names, and whether anything was left for want
+/// of budget; `None` if the device has no order of its own.
 ///
 /// # Errors
 /// Those of the device and the journal, and what [`Control::check`] returns.
@@ -32,20 +58,20 @@ pub fn run(
     limits: Limits,
     control: &dyn Control,
     progress: &mut Progress,
-) -> Result<()> {
+) -> Result<Option<([u64; 2], bool)>> {
     if !cx.file.space.is_thin() {
-        return Ok(());
+        return Ok(None);
     }
     // The device knows what is written.
     cx.file.journal.commit()?;
-    let limits = Some(limits);
-    let costs = Arranger { worth, ..Arranger::new(cx, limits, control, progress) }.all(roots)?;
-    progress.after = costs;
+    let mut arranger = Arranger { worth, ..Arranger::new(cx, Some(limits), control, progress) };
+    let costs = arranger.all(roots)?;
+    let left = arranger.left;
     control.report(progress);
-    Ok(())
+    Ok(Some((costs, left)))
 }
 
-/// What reading the data of small files costs on the device, and reading the names. `None` if it has no order of its own.
+/// What the same costs as it is.
 ///
 /// # Errors
 /// As for [`run`].
@@ -67,8 +93,9 @@ struct Arranger<'a> {
     worth: u64,
     /// Names are asked for, and not files.
     names: bool,
-    /// Blocks of stretches before this one: each is brought to one of them only.
-    seen: HashSet<BlockAddr>,
+    seen: Seen,
+    /// Something was left for want of budget.
+    left: bool,
     stretch: Stretch,
     /// Who has read what is before it: by its places, and by what the device has together.
     readers: [Reader; 2],
@@ -84,8 +111,9 @@ impl<'a> Arranger<'a> {
     ) -> Arranger<'a> {
         let cache = cx.file.cache;
         let readers = [Reader::of_stretches(), Reader::of_parts(cache.device())];
-        let (g, stretch, seen) = (*cache.geometry(), Stretch::default(), HashSet::new());
-        Arranger { cx: *cx, g, limits, control, progress, worth: ANY, names: false, seen, stretch, readers, cost: 0 }
+        let (g, stretch, seen) = (*cache.geometry(), Stretch::default(), Seen::default());
+        let (cx, worth, names, left, cost) = (*cx, ANY, false, false, 0);
+        Arranger { cx, g, limits, control, progress, worth, names, seen, left, stretch, readers, cost }
     }
 
     /// Goes through data and then names. Returns what each costs then.
@@ -115,38 +143,70 @@ impl<'a> Arranger<'a> {
         let (g, stretch) = (self.g, std::mem::take(&mut self.stretch));
         let read = |readers: &[Reader; 2]| readers.each_ref().map(|from| stretch.reader(&g, from));
         let mut after = read(&self.readers);
+        let [least, stays] = after.each_ref().map(Reader::cost);
+        let mut cost = stays;
         if let Some(limits) = self.limits {
             let blocks = self.blocks_of(&stretch);
-            let [least, stays] = after.each_ref().map(Reader::cost);
+            let at_best = PARTS + stretch.frags.div_ceil(g.group_frags());
             // It may end in another segment than it begins, wherever it is brought.
-            if stays > self.worth * least + PARTS || limits.always {
-                self.bring_together(&blocks, limits)?;
+            let is_apart = stays > self.worth * least + PARTS;
+            if limits.dry_run && least > at_best + PARTS {
+                // That has been counted already: it gets other places.
+                cost = at_best;
+            } else if is_apart || limits.always {
+                let brought = self.bring_together(&blocks, limits)?;
                 after = read(&self.readers);
+                cost = if limits.dry_run && brought { least } else { after[1].cost() };
             }
         }
-        self.cost += after[1].cost();
+        self.cost += cost;
         self.readers = after;
         Ok(())
     }
 
-    fn bring_together(&mut self, blocks: &[Range<BlockAddr>], limits: Limits) -> Result<()> {
-        let shift = self.g.block_shift;
-        let ranges: Vec<_> = blocks.iter().map(|r| r.start << shift..r.end << shift).collect();
-        let bytes = ranges.iter().map(|r| r.end - r.start).sum();
+    /// False if the budget does not allow it.
+    fn bring_together(&mut self, blocks: &[Range<BlockAddr>], limits: Limits) -> Result<bool> {
+        let bytes = blocks.iter().map(|r| r.end - r.start).sum::<u64>() << self.g.block_shift;
         if bytes > limits.budget.saturating_sub(self.progress.bytes_moved) {
-            return Ok(());
+            self.left = true;
+            return Ok(false);
         }
-        let copied = if limits.dry_run {
-            bytes
-        } else {
+        if limits.dry_run {
+            self.progress.bytes_moved += bytes;
+            return Ok(true);
+        }
+        for some in self.at_once(blocks) {
+            self.control.check()?;
             self.control.give_way();
-            self.cx.file.cache.device().bring_together(&ranges)?
-        };
-        self.progress.bytes_moved += copied;
-        // It was read, too.
-        self.control.pace(2 * copied);
+            let copied = self.cx.file.cache.device().bring_together(&some)?;
+            self.progress.bytes_moved += copied;
+            // It was read, too.
+            self.control.pace(2 * copied);
+        }
         self.control.report(self.progress);
-        Ok(())
+        Ok(true)
+    }
+
+    /// These blocks, in bytes of the device, in as many parts as a limit of the rate demands.
+    fn at_once(&self, blocks: &[Range<BlockAddr>]) -> Vec<Vec<Range<u64>>> {
+        let shift = self.g.block_shift;
+        let most = (self.control.most_at_once() >> shift).max(1);
+        let (mut all, mut some, mut left) = (Vec::new(), Vec::new(), most);
+        for r in blocks {
+            let mut at = r.start;
+            while at < r.end {
+                let end = r.end.min(at.saturating_add(left));
+                some.push(at << shift..end << shift);
+                left -= end - at;
+                if left == 0 {
+                    all.push(std::mem::take(&mut some));
+                    left = most;
+                }
+                at = end;
+            }
+        }
+        all.push(some);
+        all
     }
 
     /// The blocks of a stretch that none before it had, in the order of their places, which is that in which they are read where they lie together.
@@ -179,5 +239,10 @@ impl Visitor for Arranger<'_> {
             return Ok(());
         }
         self.push(Item::file(ino, extents))
+    }
+
+    /// It is read in another order than that of its directory.
+    fn file_of_unit(&mut self, _unit: (Ino, Order), _ino: Ino, _size: u64, _extents: &[Extent]) -> Result<()> {
+        Ok(())
     }
 }

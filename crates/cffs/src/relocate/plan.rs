@@ -72,7 +72,11 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     if gathers {
         planner.bring_free_space_together(roots)?;
     }
-    apart::run(cx, roots, apart::ANY, limits, control, &mut planner.progress)
+    if let Some((costs, _)) = apart::run(cx, roots, apart::ANY, limits, control, &mut planner.progress)? {
+        planner.progress.after = costs;
+        control.report(&planner.progress);
+    }
+    Ok(())
 }
 
 /// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it. Goes on from the

@@ -28,6 +28,8 @@ pub(super) struct Accounting {
     pub available: u64,
     /// Wholly free blocks of the AGs that are loaded or virgin, without those whose freeing is not durable yet.
     pub free_blocks: u64,
+    /// Free fragments of AGs that are not loaded, as far as that is known.
+    pub unloaded: u64,
     /// Reserved fragments.
     pub reserved_frags: u64,
     /// Reserved blocks.
@@ -54,6 +56,7 @@ impl Accounting {
             root_reserve: 0,
             available,
             free_blocks,
+            unloaded: available.saturating_sub(free_blocks * fpb),
             reserved_frags: 0,
             reserved_blocks: 0,
             pending: 0,
@@ -142,9 +145,15 @@ impl Accounting {
         self.free_blocks.saturating_sub(self.reserved_blocks)
     }
 
-    /// Free fragments of blocks that are partly in use, as far as AGs are loaded; all that is free in the others.
+    /// An AG was loaded, with so many free fragments, of which so many blocks are wholly free.
+    pub fn loaded(&mut self, frags: u64, blocks: u64) {
+        self.unloaded = self.unloaded.saturating_sub(frags);
+        self.free_blocks += blocks;
+    }
+
+    /// Free fragments of blocks that are partly in use, in AGs that are loaded.
     pub fn in_gaps(&self) -> u64 {
-        self.available.saturating_sub(self.pending + self.free_blocks * self.fpb)
+        self.available.saturating_sub(self.pending + self.unloaded + self.free_blocks * self.fpb)
     }
 
     /// Blocks that an allocation of this class may use.

@@ -15,6 +15,9 @@ const NEAR_EXTENTS: usize = 16;
 /// Extents that [`FreeSet::find_best_fit`] tries.
 const BEST_FIT_TRIES: usize = 64;
 
+/// Extents that [`FreeSet::find_gap`] looks at.
+const GAP_TRIES: usize = 1024;
+
 /// Most extents that [`FreeSet::longest`] counts.
 const LONGEST: usize = 4096;
 
@@ -153,6 +156,11 @@ impl FreeSet {
     /// Number of whole blocks in `start..end`.
     fn blocks_in(&self, start: u32, end: u32) -> u32 {
         (end >> self.block).saturating_sub(round_up(start, self.block) >> self.block)
+    }
+
+    /// Number of free fragments.
+    pub fn frags(&self) -> u64 {
+        self.by_end.iter().map(|(&e, &s)| u64::from(e - s)).sum()
     }
 
     /// Number of wholly free blocks.
@@ -333,19 +341,24 @@ impl FreeSet {
         fit.map(|(len, end)| (end - len, *len)).find(|(start, _)| !kept(*start))
     }
 
-    /// The next place behind `from` for `want` fragments within an aligned unit of which a part is in use.
-    pub fn find_gap(&self, from: u32, want: u32, unit: u32) -> Option<u32> {
+    /// The next place behind `from` for `want` fragments within an aligned unit of which a part is in use: where it begins, or where the search has come to
+    /// without one, which is `None` at the end.
+    pub fn find_gap(&self, from: u32, want: u32, unit: u32) -> Result<u32, Option<u32>> {
         let shift = unit.trailing_zeros();
-        let mut behind = self.by_end.range(from.checked_add(1)?..);
-        behind.find_map(|(&end, &start)| {
+        let mut last_end = None;
+        for (&end, &start) in self.by_end.range(from.saturating_add(1)..).take(GAP_TRIES) {
             // A free extent begins and ends in units of which parts may be in use, and all in between are wholly free.
             let (first, last) = (start.max(from), round_down(end, shift).max(start).max(from));
             let first_end = round_up(start, shift).min(end);
             if first_end >= first + want {
-                return Some(first);
+                return Ok(first);
             }
-            (end > round_down(end, shift) && end - last >= want).then_some(last)
-        })
+            if end > round_down(end, shift) && end - last >= want {
+                return Ok(last);
+            }
+            last_end = Some(end);
+        }
+        Err(last_end.filter(|end| self.by_end.range(end + 1..).next().is_some()))
     }
 
     /// Appends the lengths of the longest extents that together have `need` fragments.
@@ -453,7 +466,7 @@ mod tests {
     fn check(set: &FreeSet, model: &[bool]) {
         for (from, want) in (0..FRAGS).step_by(11).flat_map(|from| [1, 2, 3].map(|want| (from, want))) {
             for unit in [2, 4, 8] {
-                let found = set.find_gap(from, want, unit);
+                let found = set.find_gap(from, want, unit).ok();
                 assert_eq!(found, gap(model, from, want, unit), "a gap for {want} in units of {unit} from {from}");
             }
         }

@@ -255,7 +255,7 @@ impl Space {
         let loaded = |set: &FreeSet| {
             // The free blocks of virgin AGs were counted at mount.
             if group.ag() < self.first_virgin {
-                self.accounting.lock().free_blocks += set.blocks();
+                self.accounting.lock().loaded(set.frags(), set.blocks());
             }
         };
         group.with(&self.cache, loaded, f)

@@ -38,11 +38,11 @@ impl Space {
         Ok(run)
     }
 
-    /// The next gap for data that is shorter than a unit, where space is scarce and most of it is in gaps. It takes no space of the device, because
-    /// a new version of a unit that is stored replaces the old one.
-    pub fn alloc_in_gap(&self, want: u64) -> Result<Option<Run>> {
+    /// The next gap for data that is shorter than a unit, where space is scarce and most of it is in gaps. When it is written it takes no space of the device,
+    /// because a new version of a unit that is stored replaces the old one.
+    pub fn alloc_in_gap(&self, want: u64) -> Option<Run> {
         if want >= self.unit_frags || !self.is_in_gaps() {
-            return Ok(None);
+            return None;
         }
         let (want, unit) = (want as u32, self.unit_frags as u32);
         let end = self.usable();
@@ -55,20 +55,24 @@ impl Space {
             }
             let from = if n == 0 { at.saturating_sub(group.start()) as u32 } else { 0 };
             let found = self.with_free_set(&group, |set| {
-                let start = set.find_gap(from, want, unit)?;
-                self.take(&group, set, start, want, AllocationClass::Data)
+                set.find_gap(from, want, unit).map(|start| self.take(&group, set, start, want, AllocationClass::Data))
             });
             match found {
-                Ok(Some(Found::Run(run))) => {
+                Ok(Ok(Some(Found::Run(run)))) => {
                     self.next_gap.store(run.end(), Ordering::Relaxed);
-                    return Ok(Some(run));
+                    return Some(run);
                 }
-                Ok(None | Some(Found::Reserved)) | Err(Error::Corrupt(_)) => {}
-                Err(e) => return Err(e),
+                // The next one goes on from there.
+                Ok(Err(Some(looked_at))) => {
+                    self.next_gap.store(group.start() + u64::from(looked_at), Ordering::Relaxed);
+                    return None;
+                }
+                // What cannot be read, or is damaged, is not used.
+                _ => {}
             }
         }
         self.next_gap.store(self.alloc_group((first + GAP_AGS) % end).start(), Ordering::Relaxed);
-        Ok(None)
+        None
     }
 
     /// Behind what was allocated a short time ago, and in free units from there on, or with `within` only as far as its unit goes.
@@ -111,19 +115,14 @@ impl Space {
         let in_blocks = || self.accounting.lock().unreserved_blocks() * self.g.frags_per_block();
         self.free_frags() < few
             || in_blocks() < few
-            || self.free_units().is_some_and(|[total, free]| free < total / SCARCE_DIVISOR)
+            || self.thin_frags().is_some_and(|[total, free, _]| free < total / SCARCE_DIVISOR)
     }
 
-    /// Whether the device has hardly any space but in gaps.
+    /// Whether the device has hardly any space but in gaps, and a new version of a unit takes none.
     fn is_in_gaps(&self) -> bool {
-        self.free_units().is_some_and(|[total, free]| {
-            free < total / HARDLY_DIVISOR && free < self.accounting.lock().in_gaps() / GAPS_DIVISOR
+        self.thin_frags().is_some_and(|[total, free, _]| {
+            free < total / HARDLY_DIVISOR && free < self.accounting.lock().in_gaps() / GAPS_DIVISOR && !self.keeps_old()
         })
-    }
-
-    /// Fragments in all and free ones of a thin device. `None` where a gap takes as much as a free unit, because the device keeps the old version.
-    fn free_units(&self) -> Option<[u64; 2]> {
-        self.thin_frags().filter(|_| !self.keeps_old()).map(|[total, free, _]| [total, free])
     }
 }
 
