@@ -373,6 +373,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalog::MAIN_BRANCH;
     use crate::disk::LogDisk;
     use crate::options::LogOptions;
     use crate::rebuild::{rebuild, recover_image};
@@ -384,25 +385,43 @@ mod tests {
     /// Room is given out anew that the last checkpoint says is taken. Whatever a crash leaves, all that was flushed is there.
     #[test]
     fn what_was_emptied_is_free_without_a_checkpoint_and_after_a_crash_all_is_there() {
+        let crashes = overwritten(2, false);
+        assert!(crashes >= 5, "{crashes} times room was given out anew");
+    }
+
+    /// What the snapshot has is where the forwards say, although its segment is in the table again.
+    #[test]
+    fn after_a_crash_a_snapshot_has_what_was_moved_out_of_segments_that_are_free() {
+        let crashes = overwritten(5, true);
+        assert!(crashes >= 3, "{crashes} times room was given out anew");
+    }
+
+    /// Overwrites blocks at random that fill one in so many parts of a disk, perhaps beside a snapshot. Whenever room was given out anew without a checkpoint, a
+    /// crash is looked at. Returns how often.
+    fn overwritten(part: u64, with_snapshot: bool) -> u32 {
         const SEGMENT: u64 = 128 << 10;
         let image = ImageOptions { uuid: [7; 16], slot_bytes: SEGMENT };
         let device = Arc::new(MemoryDevice::new(257 * SEGMENT));
         let store = Arc::new(ImageStore::format(device.clone(), &image).unwrap());
         let options = LogOptions { batch_bytes: 112 << 10, policy: CleanPolicy::Greedy, ..LogOptions::default() };
         let disk = LogDisk::format(store, 1 << 30, &options).unwrap();
-        let blocks = 256 * SEGMENT / BLOCK_BYTES as u64 / 2;
+        let blocks = 256 * SEGMENT / BLOCK_BYTES as u64 / part;
         let at = |block: u64| block * BLOCK_BYTES as u64;
         let mut model = vec![0u8; blocks as usize];
         let mut random = fastrand::Rng::with_seed(1);
         // The root, how many segments have been deleted behind it, and the number of the batch when one more was.
         let mut seen = (0, 0, 0);
         let mut crashes = 0;
+        let mut snapshot = None;
         for n in 0..8 * blocks {
             let block = if n < blocks { n } else { random.u64(0..blocks) };
             model[block as usize] = random.u8(1..);
             disk.write_at(IoKind::Data, at(block), &[model[block as usize]; BLOCK_BYTES]).unwrap();
             if n % 16 > 0 {
                 continue;
+            }
+            if with_snapshot && n >= 2 * blocks && snapshot.is_none() {
+                snapshot = Some((disk.snapshot(MAIN_BRANCH, "one").unwrap(), model.clone()));
             }
             disk.flush().unwrap();
             let (root, removed, batch) = {
@@ -412,8 +431,9 @@ mod tests {
             if root != seen.0 || removed > seen.1 {
                 seen = (root, removed, if root == seen.0 { batch.min(seen.2) } else { u64::MAX });
             }
-            // By now another segment is where the deleted one was.
-            if batch.saturating_sub(seen.2) < 8 || crashes >= 12 {
+            // By now another segment is where the deleted one was; beside a snapshot, none yet, and its bytes are gone.
+            let waits = if with_snapshot { 0 } else { 8 };
+            if batch.saturating_sub(seen.2) < waits || seen.2 > batch || crashes >= 12 {
                 continue;
             }
             (crashes, seen.2) = (crashes + 1, u64::MAX);
@@ -428,6 +448,13 @@ mod tests {
                 for (block, value) in model.iter().enumerate() {
                     again.read_at(IoKind::Data, at(block as u64), &mut data).unwrap();
                     assert!(data.iter().all(|b| b == value), "block {block} after {n} writes");
+                }
+                if let Some((id, was)) = &snapshot {
+                    let snapshot = again.open_snapshot(*id).unwrap();
+                    for (block, value) in was.iter().enumerate() {
+                        snapshot.read_at(IoKind::Data, at(block as u64), &mut data).unwrap();
+                        assert!(data.iter().all(|b| b == value), "block {block} of the snapshot after {n} writes");
+                    }
                 }
                 let wrong = again.check(true).unwrap();
                 assert!(wrong.is_empty(), "{wrong:?}");
@@ -446,7 +473,7 @@ mod tests {
             }
             assert!(again.check(true).unwrap().is_empty());
         }
-        assert!(crashes >= 5, "{crashes} times room was given out anew");
+        crashes
     }
 
     #[test]

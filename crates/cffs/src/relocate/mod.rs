@@ -8,7 +8,7 @@
 //! - [`stretch`] collects what is read one after the other, and [`cost`] says how many requests that takes where it is, and
 //!   how many where it would go; [`survey`] sums that up. Only what saves requests is moved, so a second run moves nothing;
 //! - [`strays`] are files that lie apart from their stretch, and [`detours`] stretches that lie apart from the way: both go back among the
-//!   others;
+//!   others; [`apart`] is for what a device with its own order has apart;
 //! - [`files`] and [`names`] move data, which [`readahead`] has read with few requests, and directory blocks. They know nothing of why.
 //!
 //! Two other planners use the same moves: [`large`] for files that are longer than a group, and [`free_space`], which chooses parts
