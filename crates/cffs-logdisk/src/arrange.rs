@@ -56,13 +56,14 @@ impl State {
         })
     }
 
-    /// Sees to it that there is room for so many blocks more.
+    /// Sees to it that there is room for so many blocks more, as far as a small store can have it for them at once.
     ///
     /// # Errors
     /// `StorageFull`; those after which nothing can be written any more.
     pub(crate) fn make_room_for(&mut self, blocks: u64) -> io::Result<()> {
         self.check()?;
         self.seal()?;
+        let blocks = blocks.min(self.extents_max() as u64);
         self.ensure_room(Change::blocks(blocks, blocks), Level::Takes)
     }
 
