@@ -22,7 +22,7 @@ use std::ops::Range;
 const AT_ONCE: u64 = 128;
 
 impl State {
-    /// Ranges of blocks, cut where the next ones are brought together with another lock: not within a compressed unit.
+    /// Ranges of blocks, cut where others get their turn: not within a compressed unit.
     pub(crate) fn cut_up(&self, branch: u32, ranges: &[Range<u64>]) -> io::Result<Vec<Vec<Range<u64>>>> {
         let most = AT_ONCE.min(self.extents_max() as u64);
         let (mut all, mut some, mut left) = (Vec::new(), Vec::new(), most);
