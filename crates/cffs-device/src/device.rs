@@ -107,8 +107,8 @@ pub trait Device: Send + Sync {
             None => range,
         }
     }
-    /// Brings these ranges, which follow each other and do not overlap, to one place on the medium, so that they lie together ([`Device::together`]); nobody who reads or writes them
-    /// sees a difference. Returns the bytes that were copied: what the device cannot bring there stays, and that is all of it where an offset says
+    /// Brings these ranges, which follow each other and do not overlap, to one place on the medium, so that they lie together
+    /// ([`Device::together`]); nobody who reads or writes them sees a difference. Returns the bytes that were copied: what the device cannot bring there stays, and that is all of it where an offset says
     /// where a byte lies.
     ///
     /// # Errors

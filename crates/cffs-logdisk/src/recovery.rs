@@ -478,7 +478,7 @@ impl State {
         let mut existing = self.existing();
         let place = |id: SegmentId| self.store.range_of(id).map_or(id, |range| range.start);
         let places: BTreeSet<u64> = existing.iter().map(|id| place(*id)).collect();
-        let unknown: Vec<SegmentId> = torn.iter().copied().filter(|id| !places.contains(&place(*id))).collect();
+        let mut unknown: Vec<SegmentId> = torn.iter().copied().filter(|id| !places.contains(&place(*id))).collect();
         existing.extend(&unknown);
         self.store.adopt(&existing)?;
         let epoch = self.log.root.sequence + 1;
@@ -489,7 +489,12 @@ impl State {
         let bumped = RootRecord { epoch: if clean { epoch } else { root.epoch }, ..*root };
         self.log.root.replace(&*self.store, bumped)?;
         self.log.leave(&self.damaged, &*self.store)?;
+        // Batches that count may have nothing in the segment that was announced.
+        let announced = self.log.next_segment;
         self.log.leave(torn, &*self.store)?;
+        if self.log.next_segment != announced && !self.usage.table.contains_key(&announced) {
+            unknown.push(announced);
+        }
         if clean {
             return Ok(());
         }
@@ -535,6 +540,54 @@ mod tests {
         let (_disk, opened, read) = open("after a checkpoint");
         assert!(opened < 25, "{opened} requests");
         assert_eq!(read, 1, "the nodes are there");
+    }
+
+    /// The last write goes to several segments or to one, and the end of it is lost.
+    #[test]
+    fn segments_of_batches_that_do_not_count_are_free_after_opening() {
+        const SEGMENT: u64 = 64 << 10;
+        const BLOCK: u64 = BLOCK_BYTES as u64;
+        let options = LogOptions { batch_bytes: 512 << 10, ..LogOptions::default() };
+        for (before, blocks) in (0..20).flat_map(|n| [(n, 1), (n, 4), (n, 30), (n, 60)]) {
+            let device = Arc::new(MemoryDevice::new(32 << 20));
+            let image = ImageOptions { uuid: [1; 16], slot_bytes: SEGMENT };
+            let store = Arc::new(ImageStore::format(device.clone(), &image).unwrap());
+            let disk = crate::disk::LogDisk::from_state(format(store, 1 << 30, &options).unwrap());
+            for n in 0..before {
+                disk.write_at(IoKind::Data, n * BLOCK, &[1; BLOCK_BYTES]).unwrap();
+                disk.flush().unwrap();
+            }
+            let flushed = device.duplicate();
+            let data: Vec<u8> = (0..blocks * BLOCK).map(|i| (i % 251) as u8).collect();
+            disk.write_at(IoKind::Data, 1000 * BLOCK, &data).unwrap();
+            disk.lock().seal().unwrap();
+            // The last block that differs from what was flushed is lost.
+            let at = |block: u64| block * BLOCK / 8;
+            let (mut now, mut then) = (vec![0; BLOCK_BYTES / 8], vec![0; BLOCK_BYTES / 8]);
+            let differs = |block: &u64| {
+                device.read_at(IoKind::Data, at(*block), &mut now).unwrap();
+                flushed.read_at(IoKind::Data, at(*block), &mut then).unwrap();
+                now != then
+            };
+            let last = (0..device.len() / at(1)).rev().find(differs).unwrap();
+            let left = device.duplicate();
+            flushed.read_at(IoKind::Data, at(last), &mut then).unwrap();
+            left.write_at(IoKind::Data, at(last), &then).unwrap();
+            let store = Arc::new(ImageStore::open(Arc::new(left)).unwrap());
+            let state = super::open(store.clone(), &options).unwrap();
+            let used = (store.capacity() - store.available()) / store.segment_bytes();
+            let what = format!("{before} flushes and then {blocks} blocks");
+            assert_eq!(used, state.existing().len() as u64, "{what}");
+            let mut read = vec![0; BLOCK_BYTES];
+            let again = crate::disk::LogDisk::from_state(state);
+            for n in 0..before {
+                again.read_at(IoKind::Data, n * BLOCK, &mut read).unwrap();
+                assert!(read == [1; BLOCK_BYTES], "{what}");
+            }
+            again.read_at(IoKind::Data, 1000 * BLOCK, &mut read).unwrap();
+            assert!(read == [0; BLOCK_BYTES], "{what}: a part of a write is there");
+            assert!(again.check(true).unwrap().is_empty(), "{what}");
+        }
     }
 
     /// A device that takes longer sectors than the image was written with.
