@@ -5,7 +5,7 @@
 
 use crate::batch::{Logical, Payload};
 use crate::evacuate::{Evacuated, Move};
-use crate::extent::{BLOCK_BYTES, Codec, Extent};
+use crate::extent::{BLOCK_BYTES, Codec, Extent, Place};
 use crate::log::STREAM_NEW;
 use crate::options::CleanPolicy;
 use crate::packer::plain;
@@ -141,15 +141,11 @@ impl State {
             plain_ones.map(|(first, _, e)| Piece { first: *first, content: Content::Stored(e.clone()) }).collect();
         let reader = Reader { store: &*self.store, around: &self.around, used: self.used_of(&plain_ones) };
         fetch_pieces(&reader, plain_ones, &mut data)?;
-        let mut units: Vec<Vec<u8>> = Vec::new();
-        for (.., e) in own.iter().filter(|(.., e)| e.place.codec != Codec::Plain) {
-            units.push(vec![0; e.place.stored as usize]);
-        }
-        let places = own.iter().filter(|(.., e)| e.place.codec != Codec::Plain).map(|(.., e)| &e.place);
-        let mut gets: Vec<Get<'_>> = places
-            .zip(&mut units)
-            .map(|(p, buf)| Get { segment: p.segment, offset: u64::from(p.offset), buf })
-            .collect();
+        let packed: Vec<&Place> = own.iter().map(|(.., e)| &e.place).filter(|p| p.codec != Codec::Plain).collect();
+        let mut units: Vec<Vec<u8>> = packed.iter().map(|p| vec![0; p.stored as usize]).collect();
+        let both = packed.iter().zip(&mut units);
+        let mut gets: Vec<Get<'_>> =
+            both.map(|(p, buf)| Get { segment: p.segment, offset: u64::from(p.offset), buf }).collect();
         self.store.get_all(&mut gets)?;
         let mut units = units.into_iter();
         let mut out = Evacuated::default();
