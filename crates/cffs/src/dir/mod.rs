@@ -2,8 +2,8 @@
 //!
 //! The file of a directory is a sparse array of entry blocks ([`crate::format::dirblock`]); a directory that needs more
 //! than [`UNINDEXED_BLOCKS`] of them also has an index ([`crate::format::dirindex`]) whose buckets stand at logical block
-//! [`DIR_BLOCKS_MAX`] and after. Small directories are searched through a map of all their names in memory, which costs
-//! one read of blocks that lie next to each other; large ones read one bucket and one block of entries for a name.
+//! [`DIR_BLOCKS_MAX`] and after. Small directories are searched through a map of their names in memory, which takes up one
+//! block after the other until the name is found; large ones read one bucket and one block of entries for a name.
 //!
 //! # What is valid on the device
 //!
@@ -46,7 +46,7 @@ use crate::format::{
     BlockAddr, BlockId, BlockKind, FileType, Geometry, Ino, Inode, META_HEADER_SIZE, NAME_MAX, dirindex,
 };
 use crate::journal::Txn;
-use crate::node::{Cursor, DirState, NameMap, RoomHints, damaged};
+use crate::node::{Cursor, DirState, NameMap, damaged};
 use crate::placement::DirAllocator;
 use crate::space::Space;
 use blocks::{Change, Growth};
@@ -160,8 +160,8 @@ pub fn lookup(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, name: &[u8]) -> 
     let hash = cx.hash(name);
     if inode.index_buckets > 0 {
         lookup_indexed(cx, inode, state, hash, name)
-    } else if blocks <= UNINDEXED_BLOCKS && know_names(cx, inode, state)? {
-        lookup_known(cx, inode, state, hash, name)
+    } else if blocks <= UNINDEXED_BLOCKS {
+        lookup_small(cx, inode, state, hash, name)
     } else {
         search_all(cx, inode, state, hash, name)
     }
@@ -188,12 +188,37 @@ fn lookup_indexed(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, n
     }
 }
 
-fn lookup_known(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, name: &[u8]) -> Result<Option<Found>> {
-    let names = state.names.read();
-    let Some(names) = &*names else {
-        return search_all(cx, inode, state, hash, name);
-    };
-    for (lblock, offset) in names.find(hash) {
+/// Looks among the names that are known, and then at one block more. Blocks of a directory that grew may lie far apart, on a log
+/// above all, so none is read that is not needed.
+fn lookup_small(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, name: &[u8]) -> Result<Option<Found>> {
+    let end = blocks::size_blocks(cx, inode);
+    loop {
+        let known_to = {
+            let names = state.names.read();
+            let hit = names.as_ref().map(|names| find_known(cx, inode, state, names.find(hash), name)).transpose()?;
+            if let Some(found) = hit.flatten() {
+                return Ok(Some(found));
+            }
+            names.as_ref().map_or(0, |names| names.known_to)
+        };
+        if known_to >= end {
+            return Ok(None);
+        }
+        if !know_names(cx, inode, state, known_to + 1)? {
+            return search_all(cx, inode, state, hash, name);
+        }
+    }
+}
+
+/// A name at one of some remembered places.
+fn find_known(
+    cx: &DirCtx<'_>,
+    inode: &Inode,
+    state: &DirState,
+    places: impl Iterator<Item = (u64, usize)>,
+    name: &[u8],
+) -> Result<Option<Found>> {
+    for (lblock, offset) in places {
         let buf = blocks::read(cx, inode, state, lblock)?;
         let b = buf.read();
         if let Some(e) = entry_known(&b, offset).filter(|e| e.is_name() && e.name == name) {
@@ -213,40 +238,28 @@ fn entry_known(block: &[u8], offset: usize) -> Option<Entry<'_>> {
     }
 }
 
-/// Reads the names of a small directory unless they are known. False where a damaged block makes that impossible.
-fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<bool> {
-    if state.names.read().is_some() {
-        return Ok(true);
-    }
+/// Reads the names of a small directory that are in blocks before `until`, unless they are known. False where a damaged block
+/// makes that impossible.
+fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> Result<bool> {
     let mut known = state.names.write();
-    if known.is_some() {
-        return Ok(true);
-    }
-    let mut names = NameMap::default();
-    let mut hints = RoomHints::default();
-    hints.seeded = true;
-    let end = blocks::size_blocks(cx, inode);
-    let mut whole = true;
-    blocks::for_each(cx, inode, state, 0..end, &mut |lblock, addr| {
-        let Ok(buf) = blocks::read_at(cx, inode, lblock, addr) else {
-            whole = false;
-            return Ok(false);
-        };
-        let b = buf.read();
-        for e in dirblock::entries(&b).filter(|e| e.is_name()) {
-            names.insert(e.hash, lblock, e.offset);
+    let names = known.get_or_insert_default();
+    let mut hints = state.room_hints.lock();
+    while names.known_to < until {
+        let lblock = names.known_to;
+        if let Some(addr) = blocks::resolve(cx, inode, state, lblock)? {
+            let Ok(buf) = blocks::read_at(cx, inode, lblock, addr) else { return Ok(false) };
+            let b = buf.read();
+            for e in dirblock::entries(&b).filter(|e| e.is_name()) {
+                names.insert(e.hash, lblock, e.offset);
+            }
+            if !hints.seeded {
+                hints.note(lblock, dirblock::free_bytes(&b));
+            }
         }
-        hints.note(lblock, dirblock::free_bytes(&b));
-        Ok(true)
-    })?;
-    if whole {
-        *known = Some(names);
-        let mut old = state.room_hints.lock();
-        if !old.seeded {
-            *old = hints;
-        }
+        names.known_to += 1;
     }
-    Ok(whole)
+    hints.seeded |= names.known_to >= blocks::size_blocks(cx, inode);
+    Ok(true)
 }
 
 /// Searches every block.
@@ -319,7 +332,7 @@ fn find_room(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, need: usize) -> R
     if !hints.seeded {
         drop(hints);
         if inode.index_buckets == 0 && end <= UNINDEXED_BLOCKS {
-            know_names(cx, inode, state)?;
+            know_names(cx, inode, state, end)?;
         }
         hints = state.room_hints.lock();
         if !hints.seeded {
@@ -392,8 +405,15 @@ fn add_block(grow: &Growth<'_>, inode: &mut Inode) -> Result<(u64, BufRef)> {
     let room = cx.cache.geometry().block_size() - META_HEADER_SIZE;
     hints.set_cursor(Cursor { lblock, offset: META_HEADER_SIZE, room });
     drop(hints);
-    if end == 0 && inode.index_buckets == 0 {
-        *state.names.write() = Some(NameMap::default());
+    if inode.index_buckets == 0 {
+        let mut names = state.names.write();
+        if end == 0 {
+            *names = Some(NameMap::default());
+        }
+        // It is empty, so all of its names are known.
+        if let Some(names) = names.as_mut().filter(|names| names.known_to == lblock) {
+            names.known_to += 1;
+        }
     }
     Ok((lblock, buf))
 }
@@ -454,7 +474,7 @@ pub fn insert(
     match bucket {
         Some(bucket) => index::add(txn, &bucket, hash, lblock),
         None => {
-            if let Some(names) = &mut *state.names.write() {
+            if let Some(names) = state.names.write().as_mut().filter(|names| lblock < names.known_to) {
                 names.insert(hash, lblock, offset);
             }
         }

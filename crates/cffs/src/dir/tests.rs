@@ -707,6 +707,44 @@ fn a_cold_lookup_in_a_large_directory_reads_three_blocks() {
 }
 
 #[test]
+fn a_small_directory_is_read_as_far_as_its_names_are_needed() {
+    let n = 80;
+    let mut w = World::with_names(4096, 64, n);
+    let known = |w: &World| w.state.names.read().as_ref().map_or(0, |names| names.known_to);
+    let end = |w: &World| blocks::size_blocks(&w.cx(), &w.inode);
+    assert!((3..UNINDEXED_BLOCKS).contains(&end(&w)) && known(&w) == end(&w), "who makes names knows them");
+    w.forget_memory();
+    let last = (0..n).fold(0, |last, i| {
+        let found = w.lookup(&name(i)).unwrap().unwrap();
+        assert_eq!(known(&w), found.lblock.max(last) + 1);
+        found.lblock.max(last)
+    });
+    assert_eq!(last + 1, end(&w));
+    w.forget_memory();
+    assert!(w.lookup(b"not there").unwrap().is_none() && known(&w) == end(&w));
+    // Who goes on to change it knows the rest.
+    for removed in [0, n / 2, n - 1] {
+        w.forget_memory();
+        w.remove(&name(removed)).unwrap();
+        w.forget_memory();
+        let first = w.names.keys().find(|name| w.lookup(name).unwrap().unwrap().lblock == 0).cloned().unwrap();
+        w.forget_memory();
+        w.lookup(&first).unwrap().unwrap();
+        assert_eq!(known(&w), 1);
+        let before = end(&w);
+        let mut i = 1000 * (removed + 1);
+        while end(&w) == before {
+            w.create_unseen(&name(i), true).unwrap();
+            i += 1;
+        }
+        w.verify();
+        w.verify_all_lookups();
+        w.remove(&name(i - 1)).unwrap();
+        assert!(w.lookup(&name(i - 1)).unwrap().is_none());
+    }
+}
+
+#[test]
 fn lookups_run_in_parallel_from_cold() {
     for n in [100, 5000] {
         let mut w = World::with_names(4096, 64, n);

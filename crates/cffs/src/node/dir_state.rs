@@ -22,7 +22,7 @@ const BUCKETS_MAX: u32 = 8192;
 #[derive(Default)]
 pub struct DirState {
     pub(crate) map: RwLock<Map>,
-    /// Names of a directory without an index; `None` until the first lookup, and for indexed directories.
+    /// Names of a directory without an index, of its first blocks; `None` until the first lookup, and for indexed directories.
     pub(crate) names: RwLock<Option<NameMap>>,
     pub(crate) room_hints: Mutex<RoomHints>,
     buckets: RwLock<Vec<WeakBufRef>>,
@@ -138,9 +138,11 @@ impl Map {
     }
 }
 
-/// Hash -> place of every name of a small directory.
+/// Hash -> place of the names in the first blocks of a small directory.
 #[derive(Default)]
 pub(crate) struct NameMap {
+    /// All names in blocks before this one are known, and no others.
+    pub(crate) known_to: u64,
     /// Keyed by the hash alone, which an adversary cannot choose.
     first: AddrMap<u64, u32>,
     /// Names whose hash another name has too: hardly ever any.

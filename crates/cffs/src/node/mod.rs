@@ -13,7 +13,7 @@ mod under_way;
 
 pub(crate) use data::{PAGE_OVERHEAD, Page, TakenPage};
 pub use dir_state::DirState;
-pub(crate) use dir_state::{Cursor, NameMap, RoomHints, damaged};
+pub(crate) use dir_state::{Cursor, NameMap, damaged};
 pub use inode_cache::InodeCache;
 pub use locked::Locked;
 pub use node::{Node, NodeState, store};
