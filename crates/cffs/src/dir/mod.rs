@@ -243,6 +243,10 @@ fn entry_known(block: &[u8], offset: usize) -> Option<Entry<'_>> {
 fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> Result<bool> {
     let mut known = state.names.write();
     let names = known.get_or_insert_default();
+    if names.known_to == 0 {
+        // Where all blocks are, now that the map of extents is at hand: it may be gone when the next one is wanted.
+        blocks::for_each(cx, inode, state, 0..blocks::size_blocks(cx, inode), &mut |_, _| Ok(true))?;
+    }
     let mut hints = state.room_hints.lock();
     while names.known_to < until {
         let lblock = names.known_to;
