@@ -384,10 +384,9 @@ fn start_server(args: &MountArgs, image: &Path, dir: &Path) -> anyhow::Result<u8
     }
 }
 
-/// How far the kernel reads ahead where no arm serves the device: four of its longest reads. It asks for more when a program comes to the middle of that,
-/// and then two are still with the device while the program copies what it has. With two of them one was, which often had ended before: 1 ms more in each of
-/// half of the readings of 16 MiB. Two threads of the server take what is asked for at once, and the second may be faster: a disk with an arm would then wait
-/// for a rotation.
+/// How far the kernel reads ahead where no arm serves the device: four of its longest reads, so that two are with the device while a program copies what
+/// the others brought. One often ended before the kernel had asked for more. Several threads of the server take them, and the second may be faster: a disk
+/// with an arm would then wait for a rotation.
 const READAHEAD: u32 = 4 << 20;
 
 /// What the server says when the mount can be used.

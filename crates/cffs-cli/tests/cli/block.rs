@@ -112,7 +112,7 @@ fn the_kernel_reads_ahead_farther_where_no_arm_serves_the_device() {
         let rotational = Path::new("/sys/block").join(device.0.trim_start_matches("/dev/")).join("queue/rotational");
         let (path, name) = mount_point(dir.path());
         let _mounted = Mounted(path.clone());
-        for (arm, kib) in [("0", "2048"), ("1", "1024")] {
+        for (arm, kib) in [("0", "4096"), ("1", "1024")] {
             fs::write(&rotational, arm).unwrap();
             ok(&["mount", &device.0, &name]);
             let (kind, number) = table_entry(&path);

@@ -189,7 +189,7 @@ fn lookup_indexed(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, n
 }
 
 /// Looks among the names that are known, and then at one block more. Blocks of a directory that grew may lie far apart, on a log
-/// above all, so none is read that is not needed.
+/// above all, so none is read that comes after the name.
 fn lookup_small(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, name: &[u8]) -> Result<Option<Found>> {
     let end = blocks::size_blocks(cx, inode);
     loop {
@@ -204,7 +204,7 @@ fn lookup_small(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, nam
         if known_to >= end {
             return Ok(None);
         }
-        if !know_names(cx, inode, state, known_to + 1)? {
+        if !know_names(cx, inode, state, known_to + 1) {
             return search_all(cx, inode, state, hash, name);
         }
     }
@@ -238,20 +238,23 @@ fn entry_known(block: &[u8], offset: usize) -> Option<Entry<'_>> {
     }
 }
 
-/// Reads the names of a small directory that are in blocks before `until`, unless they are known. False where a damaged block
-/// makes that impossible.
-fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> Result<bool> {
+/// Reads the names of a small directory that are in blocks before `until`, unless they are known. False where a block that cannot be
+/// read makes that impossible.
+fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> bool {
     let mut known = state.names.write();
     let names = known.get_or_insert_default();
+    let end = blocks::size_blocks(cx, inode);
     if names.known_to == 0 {
-        // Where all blocks are, now that the map of extents is at hand: it may be gone when the next one is wanted.
-        blocks::for_each(cx, inode, state, 0..blocks::size_blocks(cx, inode), &mut |_, _| Ok(true))?;
+        // Where all blocks are, now that the map of extents is at hand: it may be gone when the next one is wanted. What is wrong
+        // with it is said when that block is.
+        let _ = blocks::for_each(cx, inode, state, 0..end, &mut |_, _| Ok(true));
     }
     let mut hints = state.room_hints.lock();
     while names.known_to < until {
         let lblock = names.known_to;
-        if let Some(addr) = blocks::resolve(cx, inode, state, lblock)? {
-            let Ok(buf) = blocks::read_at(cx, inode, lblock, addr) else { return Ok(false) };
+        let Ok(addr) = blocks::resolve(cx, inode, state, lblock) else { return false };
+        if let Some(addr) = addr {
+            let Ok(buf) = blocks::read_at(cx, inode, lblock, addr) else { return false };
             let b = buf.read();
             for e in dirblock::entries(&b).filter(|e| e.is_name()) {
                 names.insert(e.hash, lblock, e.offset);
@@ -262,8 +265,8 @@ fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> R
         }
         names.known_to += 1;
     }
-    hints.seeded |= names.known_to >= blocks::size_blocks(cx, inode);
-    Ok(true)
+    hints.seeded |= names.known_to >= end;
+    true
 }
 
 /// Searches every block.
@@ -336,7 +339,7 @@ fn find_room(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, need: usize) -> R
     if !hints.seeded {
         drop(hints);
         if inode.index_buckets == 0 && end <= UNINDEXED_BLOCKS {
-            know_names(cx, inode, state, end)?;
+            know_names(cx, inode, state, end);
         }
         hints = state.room_hints.lock();
         if !hints.seeded {

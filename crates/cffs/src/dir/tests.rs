@@ -722,9 +722,8 @@ fn a_small_directory_is_read_as_far_as_its_names_are_needed() {
     assert_eq!(last + 1, end(&w));
     w.forget_memory();
     assert!(w.lookup(b"not there").unwrap().is_none() && known(&w) == end(&w));
-    // Who goes on to change it knows the rest.
+    // Who makes a name knows the rest, and where there is room.
     for removed in [0, n / 2, n - 1] {
-        w.forget_memory();
         w.remove(&name(removed)).unwrap();
         w.forget_memory();
         let first = w.names.keys().find(|name| w.lookup(name).unwrap().unwrap().lblock == 0).cloned().unwrap();
@@ -732,16 +731,76 @@ fn a_small_directory_is_read_as_far_as_its_names_are_needed() {
         w.lookup(&first).unwrap().unwrap();
         assert_eq!(known(&w), 1);
         let before = end(&w);
-        let mut i = 1000 * (removed + 1);
-        while end(&w) == before {
-            w.create_unseen(&name(i), true).unwrap();
-            i += 1;
-        }
+        w.create_unseen(&name(removed), true).unwrap();
+        assert_eq!((known(&w), end(&w)), (before, before), "it goes where the other one was");
         w.verify();
         w.verify_all_lookups();
-        w.remove(&name(i - 1)).unwrap();
-        assert!(w.lookup(&name(i - 1)).unwrap().is_none());
     }
+}
+
+#[test]
+fn a_directory_that_grows_and_shrinks_knows_its_names() {
+    let mut w = World::with_names(4096, 64, 20);
+    let known = |w: &World| w.state.names.read().as_ref().map(|names| names.known_to);
+    let mut i = 20;
+    for blocks in [3, UNINDEXED_BLOCKS, 2, UNINDEXED_BLOCKS] {
+        while blocks::size_blocks(&w.cx(), &w.inode) < blocks {
+            w.create_unseen(&name(i), true).unwrap();
+            i += 1;
+            assert!(known(&w) >= Some(blocks::size_blocks(&w.cx(), &w.inode)));
+        }
+        while blocks::size_blocks(&w.cx(), &w.inode) > blocks {
+            i -= 1;
+            w.remove(&name(i)).unwrap();
+        }
+        w.verify_all_lookups();
+    }
+}
+
+#[test]
+fn a_block_that_can_be_read_again_has_each_name_once() {
+    let mut w = World::with_names(4096, 64, 80);
+    let (first, last) = (w.lookup(&name(0)).unwrap().unwrap(), w.lookup(&name(79)).unwrap().unwrap());
+    assert!(first.lblock == 0 && last.lblock > 1);
+    let (bad, mut good) = (first.block, vec![0; 4096]);
+    drop((first, last));
+    w.forget_memory();
+    w.dev.read_at(cffs_device::IoKind::Meta, bad << 12, &mut good).unwrap();
+    w.dev.write_at(cffs_device::IoKind::Meta, bad << 12, &[0xa5; 512]).unwrap();
+    w.create_unseen(b"new", true).unwrap();
+    assert!(w.lookup(b"new").unwrap().is_some(), "it lies behind what cannot be read");
+    w.journal.commit().unwrap();
+    w.journal.checkpoint().unwrap();
+    w.cache.drop_clean();
+    w.dev.write_at(cffs_device::IoKind::Meta, bad << 12, &good).unwrap();
+    w.verify_all_lookups();
+    w.remove(b"new").unwrap();
+    w.create_unseen(b"another", true).unwrap();
+    w.verify();
+    w.verify_all_lookups();
+    assert!(w.lookup(b"new").unwrap().is_none());
+}
+
+#[test]
+fn where_the_blocks_of_a_small_directory_are_is_known_at_once() {
+    let mut w = World::new(4096, 64);
+    let end = |w: &World| blocks::size_blocks(&w.cx(), &w.inode);
+    let mut i = 0;
+    while end(&w) < UNINDEXED_BLOCKS {
+        let before = end(&w);
+        w.create(&name(i), true).unwrap();
+        i += 1;
+        if end(&w) > before {
+            // Somebody else takes the next block.
+            let txn = w.journal.begin(w.space.log_bytes_for_init() + 4096).unwrap();
+            let last = blocks::resolve(&w.cx(), &w.inode, &w.state, before).unwrap().unwrap();
+            w.space.alloc_meta_near(&txn.reservation(), last + 1, 1, 1).unwrap().unwrap();
+        }
+    }
+    w.forget_memory();
+    w.lookup(&name(0)).unwrap().unwrap();
+    assert!((0..end(&w)).all(|lblock| w.state.map.read().get(lblock).is_some()));
+    assert_eq!(w.state.names.read().as_ref().unwrap().known_to, 1);
 }
 
 #[test]

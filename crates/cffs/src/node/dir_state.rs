@@ -141,7 +141,7 @@ impl Map {
 /// Hash -> place of the names in the first blocks of a small directory.
 #[derive(Default)]
 pub(crate) struct NameMap {
-    /// All names in blocks before this one are known, and no others.
+    /// All names in blocks before this one are known, and no others. It may be behind the end, where the directory was longer.
     pub(crate) known_to: u64,
     /// Keyed by the hash alone, which an adversary cannot choose.
     first: AddrMap<u64, u32>,
