@@ -774,6 +774,7 @@ fn a_block_that_can_be_read_again_has_each_name_once() {
     w.cache.drop_clean();
     w.dev.write_at(cffs_device::IoKind::Meta, bad << 12, &good).unwrap();
     w.verify_all_lookups();
+    assert_eq!(w.state.names.read().as_ref().unwrap().find(w.cx().hash(b"new")).count(), 1);
     w.remove(b"new").unwrap();
     w.create_unseen(b"another", true).unwrap();
     w.verify();
