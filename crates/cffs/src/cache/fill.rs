@@ -205,6 +205,12 @@ impl Cache {
         start.max(window.start).min(need.start)..end.min(window.end).max(need.end)
     }
 
+    /// Whether a block is read for little more than another one that is read now: they are at most a group apart, and together on the device.
+    pub(crate) fn is_near(&self, block: BlockAddr, other: BlockAddr) -> bool {
+        let (first, last) = (block.min(other), block.max(other));
+        last - first <= self.geo.group_blocks() && self.together(&(first..first + 1), first..last + 1).end > last
+    }
+
     /// Puts the blocks that were read into the cache, as far as they were claimed. Returns how many of them nobody needed.
     pub(super) fn insert_filled(
         &self,

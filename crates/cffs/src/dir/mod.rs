@@ -3,7 +3,7 @@
 //! The file of a directory is a sparse array of entry blocks ([`crate::format::dirblock`]); a directory that needs more
 //! than [`UNINDEXED_BLOCKS`] of them also has an index ([`crate::format::dirindex`]) whose buckets stand at logical block
 //! [`DIR_BLOCKS_MAX`] and after. Small directories are searched through a map of their names in memory, which takes up one
-//! block after the other until the name is found; large ones read one bucket and one block of entries for a name.
+//! block after the other, with those near it, until the name is found; large ones read one bucket and one block of entries for a name.
 //!
 //! # What is valid on the device
 //!
@@ -189,7 +189,7 @@ fn lookup_indexed(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, n
 }
 
 /// Looks among the names that are known, and then at one block more. Blocks of a directory that grew may lie far apart, on a log
-/// above all, so none is read that comes after the name.
+/// above all, so none of those is read that comes after the name.
 fn lookup_small(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, name: &[u8]) -> Result<Option<Found>> {
     let end = blocks::size_blocks(cx, inode);
     loop {
@@ -238,8 +238,8 @@ fn entry_known(block: &[u8], offset: usize) -> Option<Entry<'_>> {
     }
 }
 
-/// Reads the names of a small directory that are in blocks before `until`, unless they are known. False where a block that cannot be
-/// read makes that impossible.
+/// Reads the names of a small directory that are in blocks before `until`, unless they are known, and those in the next ones as far as
+/// each is near the one before: an arm would come back for them. False where a block that cannot be read makes that impossible.
 fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> bool {
     let mut known = state.names.write();
     let names = known.get_or_insert_default();
@@ -250,11 +250,16 @@ fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> b
         let _ = blocks::for_each(cx, inode, state, 0..end, &mut |_, _| Ok(true));
     }
     let mut hints = state.room_hints.lock();
-    while names.known_to < until {
+    let mut last = None;
+    while names.known_to < end {
         let lblock = names.known_to;
-        let Ok(addr) = blocks::resolve(cx, inode, state, lblock) else { return false };
+        let is_wanted = lblock < until;
+        let Ok(addr) = blocks::resolve(cx, inode, state, lblock) else { return !is_wanted };
+        if !is_wanted && !last.zip(addr).is_some_and(|(last, addr)| cx.cache.is_near(last, addr)) {
+            break;
+        }
         if let Some(addr) = addr {
-            let Ok(buf) = blocks::read_at(cx, inode, lblock, addr) else { return false };
+            let Ok(buf) = blocks::read_at(cx, inode, lblock, addr) else { return !is_wanted };
             let b = buf.read();
             for e in dirblock::entries(&b).filter(|e| e.is_name()) {
                 names.insert(e.hash, lblock, e.offset);
@@ -262,6 +267,7 @@ fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, until: u64) -> b
             if !hints.seeded {
                 hints.note(lblock, dirblock::free_bytes(&b));
             }
+            last = Some(addr);
         }
         names.known_to += 1;
     }

@@ -31,7 +31,8 @@ impl CommitHook for Hook {
     }
 }
 
-struct NearAllocator<'a>(&'a Space);
+/// Allocates so many blocks behind what it is to be near.
+struct NearAllocator<'a>(&'a Space, u64);
 
 impl DirAllocator for NearAllocator<'_> {
     fn allocate_dir_blocks(
@@ -42,7 +43,7 @@ impl DirAllocator for NearAllocator<'_> {
         want: u64,
         min: u64,
     ) -> Result<Option<Run>> {
-        self.0.alloc_meta_near(reservation, goal.unwrap_or(0), want, min)
+        self.0.alloc_meta_near(reservation, goal.map_or(0, |goal| goal + self.1), want, min)
     }
 }
 
@@ -59,6 +60,8 @@ struct World {
     orphans: BTreeMap<Ino, (BlockAddr, usize)>,
     next_ino: Ino,
     free_at_start: u64,
+    /// Blocks between one block of the directory and the next.
+    apart: u64,
 }
 
 impl World {
@@ -98,12 +101,21 @@ impl World {
             orphans: BTreeMap::new(),
             next_ino: 100,
             free_at_start,
+            apart: 0,
         }
     }
 
     /// One with the names `name(0)` to `name(n - 1)`.
     fn with_names(block_size: u32, mib: u64, n: u64) -> World {
         let mut w = World::new(block_size, mib);
+        (0..n).for_each(|i| w.create(&name(i), true).unwrap());
+        w
+    }
+
+    /// The same, with blocks that are more than a group apart.
+    fn in_pieces(n: u64) -> World {
+        let mut w = World::new(4096, 64);
+        w.apart = w.geo().group_blocks();
         (0..n).for_each(|i| w.create(&name(i), true).unwrap());
         w
     }
@@ -138,7 +150,7 @@ impl World {
         let room = if embed { file.encoded_len() } else { 0 };
         let cx = DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System };
         let txn = self.journal.begin(log_bytes_for_insert(&g) + self.space.log_bytes_for_init() + 4096)?;
-        let allocator = NearAllocator(&self.space);
+        let allocator = NearAllocator(&self.space, self.apart);
         let (inode, state) = (&mut self.inode, &self.state);
         let slot = prepare_insert(&cx, &txn, &self.space, &allocator, inode, state, name, room)?;
         let inode = embed.then_some(&file);
@@ -649,7 +661,7 @@ fn what_a_failed_creation_leaves_can_be_released() {
     for round in 0..2 {
         let cx = DirCtx { cache: &w.cache, seed: w.seed, location: InodeLocation::System };
         let txn = w.journal.begin(log_bytes_for_insert(&w.geo()) + w.space.log_bytes_for_init()).unwrap();
-        let allocator = NearAllocator(&w.space);
+        let allocator = NearAllocator(&w.space, w.apart);
         let slot = prepare_insert(&cx, &txn, &w.space, &allocator, &mut w.inode, &w.state, b"a", 184).unwrap();
         assert_eq!((slot.new_block, slot.offset), (round == 0, META_HEADER_SIZE), "the block is used again");
     }
@@ -707,9 +719,9 @@ fn a_cold_lookup_in_a_large_directory_reads_three_blocks() {
 }
 
 #[test]
-fn a_small_directory_is_read_as_far_as_its_names_are_needed() {
+fn a_small_directory_in_pieces_is_read_as_far_as_its_names_are_needed() {
     let n = 80;
-    let mut w = World::with_names(4096, 64, n);
+    let mut w = World::in_pieces(n);
     let known = |w: &World| w.state.names.read().as_ref().map_or(0, |names| names.known_to);
     let end = |w: &World| blocks::size_blocks(&w.cx(), &w.inode);
     assert!((3..UNINDEXED_BLOCKS).contains(&end(&w)) && known(&w) == end(&w), "who makes names knows them");
@@ -783,24 +795,30 @@ fn a_block_that_can_be_read_again_has_each_name_once() {
 }
 
 #[test]
-fn where_the_blocks_of_a_small_directory_are_is_known_at_once() {
-    let mut w = World::new(4096, 64);
-    let end = |w: &World| blocks::size_blocks(&w.cx(), &w.inode);
-    let mut i = 0;
-    while end(&w) < UNINDEXED_BLOCKS {
-        let before = end(&w);
-        w.create(&name(i), true).unwrap();
-        i += 1;
-        if end(&w) > before {
-            // Somebody else takes the next block.
-            let txn = w.journal.begin(w.space.log_bytes_for_init() + 4096).unwrap();
-            let last = blocks::resolve(&w.cx(), &w.inode, &w.state, before).unwrap().unwrap();
-            w.space.alloc_meta_near(&txn.reservation(), last + 1, 1, 1).unwrap().unwrap();
+fn blocks_of_a_small_directory_that_are_near_each_other_are_read_at_once() {
+    for together in [2, 3, UNINDEXED_BLOCKS] {
+        let mut w = World::new(4096, 64);
+        let end = |w: &World| blocks::size_blocks(&w.cx(), &w.inode);
+        let mut i = 0;
+        while end(&w) < 6 {
+            w.apart = if end(&w) < together { 0 } else { w.geo().group_blocks() };
+            w.create(&name(i), true).unwrap();
+            i += 1;
         }
+        w.forget_memory();
+        w.lookup(&name(0)).unwrap().unwrap();
+        assert_eq!(w.state.names.read().as_ref().unwrap().known_to, together.min(6));
+        w.verify_all_lookups();
     }
+}
+
+#[test]
+fn where_the_blocks_of_a_small_directory_are_is_known_at_once() {
+    let mut w = World::in_pieces(80);
     w.forget_memory();
     w.lookup(&name(0)).unwrap().unwrap();
-    assert!((0..end(&w)).all(|lblock| w.state.map.read().get(lblock).is_some()));
+    let end = blocks::size_blocks(&w.cx(), &w.inode);
+    assert!((0..end).all(|lblock| w.state.map.read().get(lblock).is_some()));
     assert_eq!(w.state.names.read().as_ref().unwrap().known_to, 1);
 }
 
