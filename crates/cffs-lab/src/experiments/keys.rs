@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use anyhow::{Result, ensure};
-use cffs::{Caller, ColocationKey, Fs, Ino, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, SetAttr, TimeSpec};
+use cffs::{
+    COLOCATION_ATTRIBUTE, Caller, ColocationKey, Fs, Ino, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, SetAttr,
+    SetXattr, TimeSpec,
+};
 
 use super::harness::{Harness, Setup};
 use super::outcome::{Claim, Outcome};
@@ -12,7 +15,7 @@ use crate::random::Random;
 /// Groups as in an image, of which timing says nothing.
 const GROUP: u64 = cffs::device::FALLBACK_GROUP_SIZE as u64;
 /// Units of which the requests are counted.
-const SAMPLES: usize = 10;
+const SAMPLES: usize = 100;
 /// Files after which what was written is synced: things do not come all at once.
 const AT_ONCE: usize = 500;
 
@@ -147,16 +150,28 @@ impl Case {
     /// What is known only later: lists, times of use, the order of reading.
     fn tell(&self, fs: &Fs) -> Result<()> {
         if self.lists {
-            // Those that several pages have are a list of their own.
+            // Those that several pages have are a list of their own. The names that the engine makes for lists have the time in them, which decides
+            // over the order of the lists; these are the same in each run.
             let pages = self.pages();
-            let file = |n: &usize| file_of(fs, self.files[*n]);
-            for unit in &self.units {
-                let own = unit.iter().filter(|n| pages[n] == 1);
-                fs.read_together(Caller::ROOT, &own.map(file).collect::<Result<Vec<_>>>()?)?;
+            let list = |name: &str, files: &mut dyn Iterator<Item = usize>| -> Result<()> {
+                for (at, n) in files.enumerate() {
+                    let (file, value) = (file_of(fs, self.files[n])?, format!("list:{name}:{at}"));
+                    fs.setxattr(
+                        Caller::ROOT,
+                        file,
+                        COLOCATION_ATTRIBUTE.as_bytes(),
+                        value.as_bytes(),
+                        SetXattr::default(),
+                    )?;
+                }
+                Ok(())
+            };
+            for (page, unit) in self.units.iter().enumerate() {
+                list(&format!("page{page}"), &mut unit.iter().copied().filter(|n| pages[n] == 1))?;
             }
             let mut shared: Vec<usize> = pages.iter().filter(|(_, n)| **n > 1).map(|(n, _)| *n).collect();
             shared.sort_unstable();
-            fs.read_together(Caller::ROOT, &shared.iter().map(file).collect::<Result<Vec<_>>>()?)?;
+            list("shared", &mut shared.into_iter())?;
         }
         if self.key == ColocationKey::Age {
             let old = Some(TimeSpec::At(0));
