@@ -16,6 +16,8 @@ const SEEK_DIVISOR: u64 = 2;
 /// Where room is left, one in so many parts of so many groups is: one piece for several groups takes in larger files than a piece in each.
 const ROOM_GROUPS: u64 = 4;
 pub(super) const ROOM_DIVISOR: u64 = 8;
+/// The rest of a group is left out for a unit that would lie in two, if it is at most one in so many parts of the group.
+const REST_DIVISOR: u64 = 4;
 /// Free runs that are tried for one file.
 const RUN_TRIES: usize = 16;
 
@@ -104,6 +106,16 @@ impl BatchCursor {
             _ => drop(self.runs.pop_front()),
         }
         true
+    }
+
+    /// The next so many fragments are read alone. If they fit into a group and not into the rest of the next one, and that is
+    /// short, it is left out.
+    pub fn begin_unit(&mut self, group: u64, unit: u64) {
+        let Some(run) = self.runs.front_mut().filter(|_| unit > 0 && unit <= group) else { return };
+        let rest = group - run.start % group;
+        if rest < unit && rest <= group / REST_DIVISOR && rest + unit <= run.len {
+            *run = Run { start: run.start + rest, len: run.len - rest };
+        }
     }
 
     /// Allocates a run for the next file. Returns the cursor too, unless the batch has to be planned anew.

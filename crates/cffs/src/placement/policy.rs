@@ -226,11 +226,18 @@ impl Placement {
         BatchCursor::plan(&self.space, &self.geo, near, frags, LONG_RUN_GROUPS)
     }
 
-    /// Allocates the next file of such a plan, in one run. Returns the rest of the plan, if there is more of it.
+    /// Allocates the next file of such a plan, in one run. `unit`: so many fragments, from this file on, are to lie in one group, if they
+    /// may and hardly any space is left out for that. Returns the rest of the plan, if there is more of it.
     ///
     /// # Errors
     /// Those of reading bitmaps.
-    pub fn allocate_planned(&self, plan: BatchCursor, frags: u64) -> Result<(Option<BatchCursor>, Option<Run>)> {
+    pub fn allocate_planned(
+        &self,
+        mut plan: BatchCursor,
+        frags: u64,
+        unit: u64,
+    ) -> Result<(Option<BatchCursor>, Option<Run>)> {
+        plan.begin_unit(self.group_frags(), unit);
         plan.allocate(&self.space, frags)
     }
 

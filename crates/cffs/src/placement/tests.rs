@@ -104,7 +104,7 @@ fn a_batch_takes_a_run_for_all_of_it_before_several_long_ones() {
     assert_eq!(starts, (300..300 + total).collect::<Vec<u64>>());
     // What is moved is no longer than that.
     let plan = p.plan_together(first, 64 * fpb, 0).unwrap().unwrap();
-    let run = p.allocate_planned(plan, 64 * fpb).unwrap().1.unwrap();
+    let run = p.allocate_planned(plan, 64 * fpb, 0).unwrap().1.unwrap();
     assert_eq!(run.start / fpb - first, 0);
 }
 
@@ -115,7 +115,7 @@ fn where_much_is_moved_only_long_runs_will_do_or_what_is_right_behind() {
     f.space.reserve_frags(400 * fpb, true).unwrap();
     let start = |near: u64, blocks: u64, least: u64| {
         let plan = p.plan_together(first + near, blocks * fpb, least * fpb).unwrap()?;
-        let run = p.allocate_planned(plan, blocks * fpb).unwrap().1.unwrap();
+        let run = p.allocate_planned(plan, blocks * fpb, 0).unwrap().1.unwrap();
         Some(run.start / fpb - first)
     };
     assert_eq!(start(0, 60, 150), Some(0), "it begins right there");
@@ -125,6 +125,33 @@ fn where_much_is_moved_only_long_runs_will_do_or_what_is_right_behind() {
     assert_eq!(start(320, 60, 150), Some(600));
     assert_eq!(start(0, 60, 301), None);
     assert_eq!(start(320, 60, 0), Some(400));
+}
+
+#[test]
+fn a_unit_that_is_moved_lies_in_one_group_if_that_leaves_out_little() {
+    let starts = |unit: u64| {
+        let (f, first, fpb) = with_holes(&[(0, 250)]);
+        assert_eq!((first % 16, f.geometry().group_blocks()), (0, 16));
+        let p = Placement::new(f.space.clone(), &f.sb, None, true);
+        f.space.reserve_frags(250 * fpb, true).unwrap();
+        let mut plan = p.plan_together(first, 5 * unit * fpb, 0).unwrap();
+        let mut allocate = |frags, unit| {
+            let (rest, run) = p.allocate_planned(plan.take().unwrap(), frags, unit).unwrap();
+            plan = rest;
+            run.unwrap().start / fpb - first
+        };
+        (0..5)
+            .map(|_| {
+                let start = allocate(fpb, unit * fpb);
+                assert_eq!(allocate((unit - 1) * fpb, 0), start + 1);
+                start
+            })
+            .collect::<Vec<u64>>()
+    };
+    assert_eq!(starts(5), [0, 5, 10, 16, 21]);
+    assert_eq!(starts(7), [0, 7, 16, 23, 32]);
+    assert_eq!(starts(10), [0, 10, 20, 32, 42], "six blocks are too many to be left out");
+    assert_eq!(starts(20), [0, 20, 40, 60, 80], "longer than a group");
 }
 
 #[test]

@@ -51,6 +51,13 @@ impl Reader {
         }
     }
 
+    /// Forgets what was read: who reads what comes now has read nothing before it.
+    pub fn begin_anew(&mut self) {
+        self.memory.clear();
+        self.order.clear();
+        self.last = None;
+    }
+
     /// Reads the next run.
     pub fn read(&mut self, g: &Geometry, run: Run) {
         for group in groups_of(g, run) {

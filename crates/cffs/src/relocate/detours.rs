@@ -169,7 +169,7 @@ mod tests {
     /// A file of so many KiB in a group.
     fn file(g: &Geometry, ino: Ino, group: u64, kib: u64) -> Item {
         let start = g.frag_of_block(group * g.group_blocks());
-        Item { ino, logical: 0..kib, runs: vec![Run { start, len: (kib << 10) >> g.frag_shift }] }
+        Item { ino, logical: 0..kib, runs: vec![Run { start, len: (kib << 10) >> g.frag_shift }], begins: false }
     }
 
     #[test]

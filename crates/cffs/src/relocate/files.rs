@@ -3,7 +3,7 @@
 use super::MoveCtx;
 use super::control::Control;
 use super::readahead::Readahead;
-use super::stretch::Item;
+use super::stretch::{Item, unit_frags};
 use crate::error::{Error, Result};
 use crate::file::relocate::{self, Copied, Move};
 use crate::format::extent::EXTENT_LEN_MAX;
@@ -170,9 +170,9 @@ fn cancel(cx: &MoveCtx<'_>, reservation: &Reservation, run: Run) {
 pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr, least: u64) -> Result<Option<Places>> {
     let frags = items.iter().map(Item::frags).sum();
     let mut plan = cx.file.placement.plan_together(near, frags, least)?;
-    let places = allocate_each(cx, items, &mut |_, frags| match plan.take() {
+    let places = allocate_each(cx, items, &mut |n, frags| match plan.take() {
         Some(now) => {
-            let (rest, run) = cx.file.placement.allocate_planned(now, frags)?;
+            let (rest, run) = cx.file.placement.allocate_planned(now, frags, unit_frags(&items[n..]))?;
             plan = rest;
             Ok(run)
         }
@@ -216,14 +216,14 @@ pub(super) fn allocate_with_room(
 ) -> Result<Option<Places>> {
     let mut left: u64 = items.iter().map(Item::frags).sum();
     let (mut plan, mut failed) = (None, false);
-    let places = allocate_each(cx, items, &mut |_, frags| {
+    let places = allocate_each(cx, items, &mut |n, frags| {
         // What was planned may be used up, because room is left: then what is left is planned for anew.
         for _ in 0..if failed { 0 } else { 2 } {
             if plan.is_none() {
                 plan = cx.file.placement.plan_with_room(near, left, least)?;
             }
             let Some(now) = plan.take() else { break };
-            let (rest, run) = cx.file.placement.allocate_planned(now, frags)?;
+            let (rest, run) = cx.file.placement.allocate_planned(now, frags, unit_frags(&items[n..]))?;
             plan = rest;
             if run.is_some() {
                 left = left.saturating_sub(frags);

@@ -47,12 +47,12 @@ impl KeyedFiles {
         }
     }
 
-    /// The files, unit by unit, each in its order.
-    pub fn take(&mut self) -> Vec<Ino> {
+    /// The files, unit by unit, each in its order: with the number of the unit.
+    pub fn take(&mut self) -> Vec<(Ino, Ino)> {
         self.files.sort_unstable();
         let files = std::mem::take(&mut self.files);
         self.done = files.last().copied();
-        files.into_iter().map(|(.., ino)| ino).collect()
+        files.into_iter().map(|(unit, .., ino)| (unit, ino)).collect()
     }
 
     /// Whether another walk has to find the rest; prepares for it.
@@ -85,6 +85,6 @@ mod tests {
         assert_eq!((once, whole.len()), (1, 100));
         assert!(walks > 3, "{walks} walks");
         assert_eq!(parts, whole);
-        assert_eq!(whole[0] - 1000, 0);
+        assert_eq!(whole[0], (0, 1000));
     }
 }

@@ -1,7 +1,8 @@
 //! What to move, and where to.
 
+use super::bounds::Bounds;
 use super::control::{Control, Limits, Progress};
-use super::cost::{PARTS, Reader};
+use super::cost::Reader;
 use super::evacuate::Gaps;
 use super::keyed::KeyedFiles;
 use super::strays::MainGroups;
@@ -20,10 +21,6 @@ const STRETCH_GROUPS: u64 = 4;
 const RUN_GROUPS: u64 = 32;
 /// An area has at least so many of them: one that is not quite emptied still has a run of this part of its length.
 const AREA_RUNS: u64 = 2;
-/// A move has to save one in so many parts of the cost.
-const GAIN_DIVISOR: u64 = 10;
-/// A good place costs at most so many parts of a request more than the best that there can be.
-const GOOD_PARTS: u64 = 2;
 /// Bytes that are moved before a commit makes the space that they left usable again.
 const COMMIT_BYTES: u64 = 8 << 20;
 /// Areas are emptied only while good places would save at least one in so many parts of all that reading costs. What a first
@@ -200,29 +197,6 @@ enum Kind {
     Tables = 2,
 }
 
-/// What a stretch costs, in parts of a request.
-#[derive(Clone, Copy)]
-struct Bounds {
-    /// At the least.
-    least: u64,
-    /// Where it is.
-    stays: u64,
-    always: bool,
-}
-
-impl Bounds {
-    /// Whether a cost is so much lower that a move is worth it.
-    fn saves_enough(&self, cost: u64) -> bool {
-        let (least_saved, part) = (cost + PARTS - 1, self.stays - self.stays / GAIN_DIVISOR);
-        self.always || least_saved <= self.stays && cost <= part
-    }
-
-    /// Whether there is hardly a better place.
-    fn is_good(&self, cost: u64) -> bool {
-        self.saves_enough(cost) && (self.always || cost <= self.least + GOOD_PARTS)
-    }
-}
-
 /// New places, for either kind.
 enum Places {
     Data(files::Places),
@@ -230,9 +204,9 @@ enum Places {
 }
 
 impl Places {
-    fn reader(&self, cx: &MoveCtx<'_>, g: &Geometry, from: &Reader) -> Reader {
+    fn reader(&self, cx: &MoveCtx<'_>, g: &Geometry, from: &Reader, stretch: &Stretch) -> Reader {
         match self {
-            Places::Data(p) => read_all(g, from, p.all()),
+            Places::Data(p) => stretch.reader_of(g, from, |n| &p.runs[n]),
             Places::Names(p) => read_all(g, from, p.all(cx)),
         }
     }
@@ -497,13 +471,8 @@ impl<'a> Planner<'a> {
         let cx = self.cx;
         loop {
             self.sequences[Kind::Data as usize].came_from = [self.reader(), self.reader()];
-            for ino in self.keyed.take() {
-                // It may have grown since the walk.
-                if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten()
-                    && f.inode.size <= self.cx.file.placement.small_max()
-                {
-                    self.push(Kind::Data, Item::file(ino, &f.extents))?;
-                }
+            for unit in self.keyed.take().chunk_by(|(unit, _), (next, _)| unit == next) {
+                self.unit(unit.iter().map(|(_, ino)| *ino))?;
             }
             self.finish(Kind::Data)?;
             if !self.keyed.begin_next_walk() {
@@ -516,6 +485,40 @@ impl<'a> Planner<'a> {
                 walk(&cx, *root, self)?;
             }
         }
+    }
+
+    /// The files of a unit, which is read alone. One that is no longer than a group stays where that takes as few requests as it can.
+    fn unit(&mut self, files: impl Iterator<Item = Ino>) -> Result<()> {
+        let (cx, g) = (self.cx, self.g);
+        let (mut unit, mut begins) = (Stretch::default(), true);
+        for ino in files {
+            // It may have grown since the walk.
+            if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten()
+                && f.inode.size <= cx.file.placement.small_max()
+            {
+                unit.push(Item { begins, ..Item::file(ino, &f.extents) });
+                begins = false;
+            }
+            if unit.frags > g.group_frags() {
+                self.push_all(&mut unit)?;
+            }
+        }
+        if unit.items.first().is_some_and(|i| i.begins) {
+            let stays = unit.reader(&g, &self.reader()).cost();
+            if !Bounds::new(&unit, &g, stays, self.limits.always).may_save_enough() {
+                self.costs[Kind::Data as usize].iter_mut().for_each(|cost| *cost += stays);
+                return Ok(());
+            }
+            // Half of it would not be placed as what it is.
+            if self.sequences[Kind::Data as usize].stretch.frags + unit.frags > STRETCH_GROUPS * g.group_frags() {
+                self.finish(Kind::Data)?;
+            }
+        }
+        self.push_all(&mut unit)
+    }
+
+    fn push_all(&mut self, stretch: &mut Stretch) -> Result<()> {
+        std::mem::take(stretch).items.into_iter().try_for_each(|item| self.push(Kind::Data, item))
     }
 
     fn push(&mut self, kind: Kind, item: Item) -> Result<()> {
@@ -565,11 +568,11 @@ impl<'a> Planner<'a> {
     ) -> Result<Option<Reader>> {
         self.control.check()?;
         let g = self.g;
-        let least = PARTS + stretch.frags.div_ceil(g.frag_of_block(g.group_blocks())) - 1;
-        let bounds = Bounds { least, stays, always: self.limits.always };
+        let bounds = Bounds::new(stretch, &g, stays, self.limits.always);
+        let least = bounds.least;
         // Strays can save more than a move of all: the others are read on with what is before them. Without room they go into the small gaps that new files need.
         let strays_first = self.only_strays && self.with_room && kind != Kind::Tables;
-        if !bounds.saves_enough(least) && !strays_first {
+        if !bounds.may_save_enough() && !strays_first {
             return Ok(None);
         }
         let mut brought_back = None;
@@ -585,11 +588,11 @@ impl<'a> Planner<'a> {
         let saved = stays.saturating_sub(least);
         let moves = strays_first
             && kind == Kind::Names
-            && bounds.saves_enough(least)
+            && bounds.may_save_enough()
             && price(bytes, saved) <= NAMES_PRICE
             && stretch.frags <= self.left();
         if let Some(survey) = self.survey.as_mut().filter(|_| !moves) {
-            if bounds.saves_enough(least) && (Bounds { stays, ..bounds }).saves_enough(least) {
+            if bounds.may_save_enough() && bounds.at(stays).may_save_enough() {
                 survey.note(bytes, saved);
             }
             return Ok(brought_back);
@@ -604,7 +607,7 @@ impl<'a> Planner<'a> {
         let near = near.unwrap_or_else(|| g.group_of(g.block_of_frag(first)));
         let cx = self.cx;
         let places = self.allocate(stretch, near, kind)?;
-        let reader = places.as_ref().map(|p| p.reader(&cx, &g, from));
+        let reader = places.as_ref().map(|p| p.reader(&cx, &g, from, stretch));
         let (Some(places), Some(reader)) = (places, reader) else {
             self.note_waiting(stretch, saved);
             return Ok(None);
@@ -641,8 +644,9 @@ impl<'a> Planner<'a> {
         let (cx, g) = (self.cx, self.g);
         let strays: Vec<Item> = main.strays.iter().map(|n| stretch.items[*n].clone()).collect();
         let bytes = strays.iter().map(Item::frags).sum::<u64>() << g.frag_shift;
-        let without = stretch.items.iter().enumerate().filter(|(n, _)| main.strays.binary_search(n).is_err());
-        let at_best = read_all(&g, from, without.flat_map(|(_, i)| i.runs.iter().copied())).cost();
+        let is_stray = |n: usize| main.strays.binary_search(&n);
+        let without = |n: usize| if is_stray(n).is_ok() { &[] } else { &stretch.items[n].runs[..] };
+        let at_best = stretch.reader_of(&g, from, without).cost();
         if !self.takes(bounds, at_best) {
             return Ok(None);
         }
@@ -653,7 +657,7 @@ impl<'a> Planner<'a> {
         let mut before = stretch.items[0].runs[0].start;
         let mut goals = Vec::with_capacity(strays.len());
         for (n, item) in stretch.items.iter().enumerate() {
-            match main.strays.binary_search(&n) {
+            match is_stray(n) {
                 Ok(_) => goals.push(main.near(&g, before)),
                 Err(_) => before = item.runs[0].start,
             }
@@ -671,11 +675,10 @@ impl<'a> Planner<'a> {
             placed.iter().zip(places.all(&cx)).for_each(|(n, run)| new[*n].push(run));
             (Places::Names(places), placed.into_iter().map(|n| strays[n].clone()).collect())
         };
-        let mut reader = from.going_on();
-        for (n, item) in stretch.items.iter().enumerate() {
-            let new = main.strays.binary_search(&n).ok().map(|at| &new[at]).filter(|runs| !runs.is_empty());
-            new.unwrap_or(&item.runs).iter().for_each(|run| reader.read(&g, *run));
-        }
+        let reader = stretch.reader_of(&g, from, |n| match is_stray(n) {
+            Ok(at) if !new[at].is_empty() => &new[at],
+            _ => &stretch.items[n].runs,
+        });
         if !self.takes(bounds, reader.cost()) {
             places.cancel(&cx);
             return Ok(None);

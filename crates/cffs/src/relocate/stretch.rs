@@ -1,6 +1,6 @@
 //! Stretches: what is read one after the other, as long as a few groups.
 
-use super::cost::Reader;
+use super::cost::{PARTS, Reader};
 use crate::format::extent::LOGICAL_END;
 use crate::format::{BlockAddr, Extent, Geometry, Ino, Run};
 use std::ops::Range;
@@ -14,24 +14,31 @@ pub(super) struct Item {
     pub logical: Range<u64>,
     /// Where they are, in the order in which they are read.
     pub runs: Vec<Run>,
+    /// A unit begins with it: that is read alone.
+    pub begins: bool,
 }
 
 impl Item {
     /// A whole file.
     pub fn file(ino: Ino, extents: &[Extent]) -> Item {
         let runs = extents.iter().map(|e| Run { start: e.start, len: e.len }).collect();
-        Item { ino, logical: 0..LOGICAL_END, runs }
+        Item { ino, logical: 0..LOGICAL_END, runs, begins: false }
     }
 
     /// An extent, or a part of one.
     pub fn extent(ino: Ino, e: &Extent) -> Item {
-        Item { ino, logical: e.logical..e.end(), runs: vec![Run { start: e.start, len: e.len }] }
+        Item { ino, logical: e.logical..e.end(), runs: vec![Run { start: e.start, len: e.len }], begins: false }
     }
 
     /// A block of a directory.
     pub fn block(g: &Geometry, ino: Ino, lblock: u64, addr: BlockAddr) -> Item {
         let (per, first) = (g.frags_per_block(), g.frag_of_block(lblock));
-        Item { ino, logical: first..first + per, runs: vec![Run { start: g.frag_of_block(addr), len: per }] }
+        Item {
+            ino,
+            logical: first..first + per,
+            runs: vec![Run { start: g.frag_of_block(addr), len: per }],
+            begins: false,
+        }
     }
 
     /// Number of fragments.
@@ -70,8 +77,37 @@ impl Stretch {
 
     /// A reader who goes on with all of it.
     pub fn reader(&self, g: &Geometry, from: &Reader) -> Reader {
-        read_all(g, from, self.items.iter().flat_map(|i| i.runs.iter().copied()))
+        self.reader_of(g, from, |n| &self.items[n].runs)
     }
+
+    /// The same where each item, by its number, has these runs.
+    pub fn reader_of<'a>(&self, g: &Geometry, from: &Reader, runs: impl Fn(usize) -> &'a [Run]) -> Reader {
+        let mut reader = from.going_on();
+        for (n, item) in self.items.iter().enumerate() {
+            if item.begins {
+                reader.begin_anew();
+            }
+            runs(n).iter().for_each(|run| reader.read(g, *run));
+        }
+        reader
+    }
+
+    /// What it costs where it lies best.
+    pub fn least(&self, g: &Geometry) -> u64 {
+        let parts = self.items.chunk_by(|_, next| !next.begins);
+        parts.map(|part| PARTS + part.iter().map(Item::frags).sum::<u64>().div_ceil(g.group_frags()) - 1).sum()
+    }
+
+    /// How many units begin in it.
+    pub fn units(&self) -> u64 {
+        self.items.iter().filter(|i| i.begins).count() as u64
+    }
+}
+
+/// The fragments of the unit that begins with the first of these items, as far as it is among them; none if none does.
+pub(super) fn unit_frags(items: &[Item]) -> u64 {
+    let unit = items.chunk_by(|_, next| !next.begins).next().filter(|unit| unit[0].begins);
+    unit.map_or(0, |unit| unit.iter().map(Item::frags).sum())
 }
 
 /// A reader who goes on with these runs.

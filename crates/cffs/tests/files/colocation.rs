@@ -226,6 +226,37 @@ fn files_of_a_list_lie_together_in_its_order_from_whatever_directories() {
     ends_clean(&dev, &fs);
 }
 
+/// These files are a list of this name.
+fn list(fs: &Fs, name: usize, files: &[Ino]) {
+    for (at, ino) in files.iter().enumerate() {
+        fs.setxattr(ROOT, *ino, KEY, format!("list:l{name}:{at}").as_bytes(), SetXattr::default()).unwrap();
+    }
+}
+
+#[test]
+fn a_short_list_lies_in_one_group_and_no_other_moves_for_it() {
+    let dev = new_device();
+    let fs = mount(&dev);
+    let files = site(&fs);
+    // Four fit into a group.
+    let lists: Vec<Vec<Ino>> =
+        (0..200).map(|l| (0..5).map(|n| files[(l + 2 * n) % 10][(l / 10 * 5 + n) * 37 % 100]).collect()).collect();
+    lists.iter().enumerate().for_each(|(name, files)| list(&fs, name, files));
+    let read = |lists: &[Vec<Ino>]| lists.iter().map(|l| requests(&fs, l)).sum::<u64>();
+    let before = read(&lists);
+    regroup(&fs);
+    let after = read(&lists);
+    assert!(before > 800 && after <= 202, "{before} requests for 200 lists before, {after} after");
+    is_stable(&fs);
+    // Another list of what lies in ten groups.
+    let other: Vec<Ino> = (0..10).map(|n| lists[20 * n][n % 5]).collect();
+    list(&fs, 200, &other);
+    let done = regroup(&fs);
+    assert_eq!((requests(&fs, &other), done.files_moved), (1, 10), "{done:?}");
+    is_stable(&fs);
+    ends_clean(&dev, &fs);
+}
+
 #[test]
 fn what_a_program_reads_again_and_again_is_learned_kept_over_mounts_and_hidden() {
     let dev = new_device();
