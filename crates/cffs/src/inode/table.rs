@@ -193,7 +193,16 @@ impl SlotTable {
                 let addr = self.place(cache, st, at)?;
                 let addr = addr.ok_or_else(|| Corrupt(format!("table {}: block {at} is missing", st.inode.ino)))?;
                 match self.shape.data_of_block(at) {
-                    None => map = Some((at, cache.read_meta(self.id(st, BlockKind::TableMap, addr))?)),
+                    None => {
+                        let id = self.id(st, BlockKind::TableMap, addr);
+                        // Of a short table what lies around its map is needed next.
+                        let buf = if blocks <= g.group_blocks() {
+                            cache.read_meta(id)?
+                        } else {
+                            cache.read_meta_alone(id)?
+                        };
+                        map = Some((at, buf));
+                    }
                     Some(data) => {
                         let (number, offset) = self.shape.map_of_data(data);
                         let Some((_, buf)) = map.as_ref().filter(|(n, _)| *n == number) else {

@@ -4,10 +4,13 @@
 //! cost a request for each free run that they go into. So the longest runs are worth finding, and using them in order
 //! keeps seeks short.
 
+use super::alloc_group::AllocGroup;
 use super::free_space::Space;
 use super::search::{Loads, NEAR_AGS};
 use crate::error::{Error, Result};
 use crate::format::{BlockAddr, FragAddr, Run};
+use std::cell::Cell;
+use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
 /// Unit of cost: this part of the time to transfer a fragment.
@@ -31,14 +34,8 @@ impl Space {
     pub fn min_run_length(&self, goal: BlockAddr, need: u64, enough: u64) -> Result<Option<u64>> {
         let enough = enough.min(need);
         let mut lens: Vec<u32> = Vec::new();
-        let mut shortest = None;
-        // First those that are in memory, then those that may have a run for all of it: with one of them no other bitmap is read.
-        let mut around: Vec<u64> = self.around(self.g.frag_of_block(goal)).collect();
-        around.sort_by_cached_key(|ag| {
-            let unknown = self.loaded_group(*ag).is_none();
-            (unknown, !self.may_have_run(*ag, need), !self.may_have_run(*ag, enough))
-        });
-        let enough_or_failed = self.visit_in_turn(around.iter().copied(), &mut Loads::default(), |group| {
+        let shortest: Cell<Option<u64>> = Cell::new(None);
+        let mut visit = |group: &AllocGroup| {
             match self.with_free_set(group, |set| set.longest(need, &mut lens)) {
                 // Damaged allocation groups are not used.
                 Ok(()) | Err(Error::Corrupt(_)) => {}
@@ -51,13 +48,27 @@ impl Space {
                 sum >= need
             })?;
             lens.truncate(last + 1);
-            shortest = Some(u64::from(lens[last]));
-            (shortest >= Some(enough)).then_some(Ok(Some(enough)))
-        });
-        if let Some((_, outcome)) = enough_or_failed {
-            return outcome;
+            shortest.set(Some(u64::from(lens[last])));
+            (shortest.get() >= Some(enough)).then_some(Ok(Some(enough)))
+        };
+        // First those that are in memory, then those that may have the longest runs: with one for all of it no other bitmap is read.
+        let rank = |ag| match self.loaded_group(ag) {
+            Some(_) => (false, Reverse(need)),
+            None => (true, Reverse(self.no_run_has(ag).unwrap_or(u64::MAX).min(need))),
+        };
+        let mut around: Vec<_> = self.around(self.g.frag_of_block(goal)).map(|ag| (rank(ag), ag)).collect();
+        around.sort_by_key(|(rank, _)| *rank);
+        // And none of those that cannot have a longer run than the shortest that is needed.
+        let may_help = |ag: &u64| shortest.get().is_none_or(|len| self.may_have_run(*ag, len + 1));
+        let mut loads = Loads::default();
+        // What is read ahead may have runs as long as what was read in vain.
+        for alike in around.chunk_by(|(a, _), (b, _)| a == b) {
+            let ags = alike.iter().map(|(_, ag)| *ag).filter(may_help);
+            if let Some((_, outcome)) = self.visit_in_turn(ags, &mut loads, &mut visit) {
+                return outcome;
+            }
         }
-        Ok(shortest.filter(|_| self.open.load(Ordering::Acquire) >= self.g.ag_count))
+        Ok(shortest.get().filter(|_| self.open.load(Ordering::Acquire) >= self.g.ag_count))
     }
 
     /// The free runs near `goal` that have `need` fragments at the least cost, from the goal on in the order of the

@@ -61,11 +61,15 @@ impl Space {
         self.ags_at_mount.min(self.open.load(Ordering::Acquire))
     }
 
+    /// Every free run of an AG has fewer fragments than this, by what was known at the mount. `None`: nothing was.
+    pub(super) fn no_run_has(&self, ag: u64) -> Option<u64> {
+        let bound = self.longest_runs_known.bound(ag, self.ags_at_mount).filter(|_| ag < self.known_groups());
+        bound.map(|groups| self.g.frag_of_block(groups << self.g.group_shift >> self.g.block_shift))
+    }
+
     /// Whether an AG may have a free run of so many fragments. Reads nothing: only of one that is not loaded it may be wrong.
     pub(super) fn may_have_run(&self, ag: u64, frags: u64) -> bool {
-        let bound = self.longest_runs_known.bound(ag, self.ags_at_mount).filter(|_| ag < self.known_groups());
-        bound.is_none_or(|groups| frags < self.g.frag_of_block(groups << self.g.group_shift >> self.g.block_shift))
-            || self.loaded_group(ag).is_some()
+        self.no_run_has(ag).is_none_or(|bound| frags < bound) || self.loaded_group(ag).is_some()
     }
 
     /// What is known of the longest free runs, for the next mount. Reads nothing.

@@ -14,6 +14,11 @@ const FILE: usize = 4096;
 
 /// Fills a file system whose only long free run has 4 MiB. There are short ones everywhere.
 fn nearly_full() -> (Arc<MemoryDevice>, Superblock) {
+    nearly_full_with(&[(6, 4 << 20)])
+}
+
+/// The same with long free runs of these lengths, so many eighths of the device from its beginning.
+fn nearly_full_with(long: &[(u64, u64)]) -> (Arc<MemoryDevice>, Superblock) {
     let dev = fresh(SIZE, &MkfsOptions::default().group_size(64 << 10).reserve_bp(0));
     let fs = mount(&dev);
     let mib = vec![7; 1 << 20];
@@ -29,7 +34,9 @@ fn nearly_full() -> (Arc<MemoryDevice>, Superblock) {
     }
     fs.unlink(ROOT_INO, b"spare").unwrap();
     fs.sync().unwrap();
-    fs.fallocate(ROOT, big, Fallocate::PunchHole, end / 8 * 6, 4 << 20).unwrap();
+    for (eighths, len) in long {
+        fs.fallocate(ROOT, big, Fallocate::PunchHole, end / 8 * eighths, *len).unwrap();
+    }
     for at in (0..end).step_by(mib.len()) {
         fs.fallocate(ROOT, big, Fallocate::PunchHole, at, 8192).unwrap();
     }
@@ -106,6 +113,18 @@ fn who_looks_for_a_long_run_reads_no_bitmap_that_has_none() {
     let needless = |read: &BTreeSet<u64>| read.iter().filter(|ag| **ag > 0 && !long(&bounds[**ag as usize])).count();
     assert!(needless(&unknown) > 2, "{unknown:?}, {bounds:?}");
     assert_eq!(needless(&known), 0, "{known:?}, {bounds:?}");
+}
+
+#[test]
+fn where_two_runs_are_needed_no_bitmap_is_read_that_has_shorter_ones() {
+    let (dev, sb) = nearly_full_with(&[(3, 1280 << 10), (6, 1280 << 10)]);
+    let g = Geometry::new(&sb).unwrap();
+    let bounds: Vec<Option<u64>> = (0..g.ag_count).map(|ag| sb.longest_runs.bound(ag, g.ag_count)).collect();
+    let long = |ag: &u64| bounds[*ag as usize].is_some_and(|groups| groups > 16);
+    let all: BTreeSet<u64> = (0..g.ag_count).filter(|ag| long(ag)).collect();
+    assert!(all.len() == 2 && bounds.len() > 4, "{bounds:?}");
+    let read = looked_at(&dev, g);
+    assert!(all.is_subset(&read) && read.iter().all(|ag| *ag == 0 || long(ag)), "{read:?}, {bounds:?}");
 }
 
 #[test]
