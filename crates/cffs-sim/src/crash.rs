@@ -368,7 +368,8 @@ impl History {
     }
 
     fn judge_content(&self, id: Id, low: usize, high: usize, fs: &Fs, ino: Ino, size: u64) -> Result<(), String> {
-        let all = &self.contents[&id];
+        // A bit that is flipped in a generation makes it that of a directory.
+        let Some(all) = self.contents.get(&id) else { return Err("it has the generation of what is no file".into()) };
         let doubt = self.doubt.get(&id);
         let first = all.partition_point(|(op, _)| *op <= low).saturating_sub(1).min(doubt.map_or(usize::MAX, |d| *d));
         let end = all.partition_point(|(op, _)| *op <= high.max(low)).max(first + 1);
