@@ -108,18 +108,38 @@ impl BatchCursor {
         true
     }
 
-    /// The next so many fragments are read alone. If they fit into a group and not into the rest of the next one, and that is
-    /// short, it is left out.
-    pub fn begin_unit(&mut self, group: u64, unit: u64) {
-        let Some(run) = self.runs.front_mut().filter(|_| unit > 0 && unit <= group) else { return };
-        let rest = group - run.start % group;
-        if rest < unit && rest <= group / REST_DIVISOR && rest + unit <= run.len {
-            *run = Run { start: run.start + rest, len: run.len - rest };
+    /// Whether what comes next is left out, because a unit of so many fragments would lie in two groups, or begin in a run that it does not fit
+    /// into. It is, if it is short, and the unit is no longer than a group.
+    fn skip_rest(&mut self, group: u64, unit: u64) -> bool {
+        let more = self.runs.len() > 1 || self.then.is_some();
+        let Some(run) = self.runs.front_mut() else { return false };
+        let to_fill = self.fill.map_or(u64::MAX, |(few, fill)| fill.saturating_sub(run.start % few));
+        let rest = (group - run.start % group).min(to_fill);
+        if unit > group || unit <= rest.min(run.len) || rest.min(run.len) > group / REST_DIVISOR {
+            return false;
         }
+        if run.len > rest {
+            *run = Run { start: run.start + rest, len: run.len - rest };
+            return rest > 0;
+        }
+        if more {
+            self.runs.pop_front();
+        }
+        more
     }
 
     /// Allocates a run for the next file. Returns the cursor too, unless the batch has to be planned anew.
-    pub fn allocate(mut self, space: &Space, frags: u64) -> Result<(Option<BatchCursor>, Option<Run>)> {
+    pub fn allocate(self, space: &Space, frags: u64) -> Result<(Option<BatchCursor>, Option<Run>)> {
+        self.allocate_in_unit(space, frags, None)
+    }
+
+    /// The same for a file with which a unit begins: `unit` has the fragments of a group, and those of the unit.
+    pub fn allocate_in_unit(
+        mut self,
+        space: &Space,
+        frags: u64,
+        unit: Option<(u64, u64)>,
+    ) -> Result<(Option<BatchCursor>, Option<Run>)> {
         for _ in 0..2 * RUN_TRIES {
             if let Some((from, least)) = self.then
                 && self.runs.front().is_none_or(|run| run.len < frags)
@@ -135,7 +155,7 @@ impl BatchCursor {
                 return Ok((self.unless_finished(), None));
             };
             self.runs.drain(..at);
-            if self.skip_room(frags) {
+            if self.skip_room(frags) || unit.is_some_and(|(group, unit)| self.skip_rest(group, unit)) {
                 continue;
             }
             let free = self.runs[0];

@@ -233,12 +233,11 @@ impl Placement {
     /// Those of reading bitmaps.
     pub fn allocate_planned(
         &self,
-        mut plan: BatchCursor,
+        plan: BatchCursor,
         frags: u64,
         unit: u64,
     ) -> Result<(Option<BatchCursor>, Option<Run>)> {
-        plan.begin_unit(self.group_frags(), unit);
-        plan.allocate(&self.space, frags)
+        plan.allocate_in_unit(&self.space, frags, (unit > 0).then(|| (self.group_frags(), unit)))
     }
 
     /// Goal for a new inode chunk of a directory (`--no-embed`).

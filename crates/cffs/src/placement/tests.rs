@@ -152,6 +152,15 @@ fn a_unit_that_is_moved_lies_in_one_group_if_that_leaves_out_little() {
     assert_eq!(starts(7), [0, 7, 16, 23, 32]);
     assert_eq!(starts(10), [0, 10, 20, 32, 42], "six blocks are too many to be left out");
     assert_eq!(starts(20), [0, 20, 40, 60, 80], "longer than a group");
+    // A run that is as short is left out too, and so is the end of one that the plan comes to later.
+    let (f, first, fpb) = with_holes(&[(29, 70), (120, 3), (130, 70)]);
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
+    f.space.reserve_frags(20 * fpb, true).unwrap();
+    let place = |near: u64, unit: u64| {
+        let plan = p.plan_together(first + near, unit * fpb, 0).unwrap().unwrap();
+        p.allocate_planned(plan, fpb, unit * fpb).unwrap().1.unwrap().start / fpb - first
+    };
+    assert_eq!([place(0, 5), place(95, 6), place(100, 5)], [32, 130, 131]);
 }
 
 #[test]

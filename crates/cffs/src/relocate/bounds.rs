@@ -8,8 +8,6 @@ use crate::format::Geometry;
 const GAIN_DIVISOR: u64 = 10;
 /// A good place costs at most so many parts of a request more than the best that there can be.
 const GOOD_PARTS: u64 = 2;
-/// Or a part more for each of so many units: some lie in two groups side by side.
-const GOOD_UNITS: u64 = 4;
 
 /// What a stretch costs, in parts of a request.
 #[derive(Clone, Copy)]
@@ -27,7 +25,9 @@ impl Bounds {
     /// Those of a stretch that costs so much where it is.
     pub fn new(stretch: &Stretch, g: &Geometry, stays: u64, always: bool) -> Bounds {
         let least = stretch.least(g);
-        Bounds { least, stays, good: least + GOOD_PARTS.max(stretch.units() / GOOD_UNITS), always }
+        // At each end of a group a unit may lie in two, side by side.
+        let ends = if stretch.units() > 0 { stretch.frags.div_ceil(g.group_frags()) + 1 } else { 0 };
+        Bounds { least, stays, good: least + ends.max(GOOD_PARTS), always }
     }
 
     /// Whether a cost is so much lower that a move is worth it.

@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 /// Bytes whose new places become durable together, and with one flush where others go first.
 const TOGETHER_BYTES: u64 = 1 << 20;
+/// Where units are placed, one in so many parts of their space more is looked for.
+const UNITS_DIVISOR: u64 = 8;
 /// Pieces of a file that has no gap of its length among its neighbours: all of them are read with these.
 const PIECES: [u64; 4] = [1, 2, 4, 8];
 /// Fragments of such a piece, at least.
@@ -168,8 +170,10 @@ fn cancel(cx: &MoveCtx<'_>, reservation: &Reservation, run: Run) {
 /// Allocates places for items near a block, in free runs that have at least `least` fragments; or, if that is not more than four
 /// groups, in those that are long or lie close together. `None` if there is too little space.
 pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr, least: u64) -> Result<Option<Places>> {
-    let frags = items.iter().map(Item::frags).sum();
-    let mut plan = cx.file.placement.plan_together(near, frags, least)?;
+    let frags: u64 = items.iter().map(Item::frags).sum();
+    // For the ends of groups that units are kept out of.
+    let left_out = if items.iter().any(|i| i.begins) { frags / UNITS_DIVISOR } else { 0 };
+    let mut plan = cx.file.placement.plan_together(near, frags + left_out, least)?;
     let places = allocate_each(cx, items, &mut |n, frags| match plan.take() {
         Some(now) => {
             let (rest, run) = cx.file.placement.allocate_planned(now, frags, unit_frags(&items[n..]))?;

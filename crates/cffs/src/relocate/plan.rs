@@ -487,11 +487,13 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The files of a unit, which is read alone. One that is no longer than a group stays where that takes as few requests as it can.
+    /// The files of a unit, which is read alone. One that is no longer than a group stays where that takes hardly more requests than it must;
+    /// a longer one is in no stretch with others.
     fn unit(&mut self, files: impl Iterator<Item = Ino>) -> Result<()> {
         let (cx, g) = (self.cx, self.g);
         let (mut unit, mut begins) = (Stretch::default(), true);
         for ino in files {
+            self.control.check()?;
             // It may have grown since the walk.
             if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten()
                 && f.inode.size <= cx.file.placement.small_max()
@@ -500,10 +502,14 @@ impl<'a> Planner<'a> {
                 begins = false;
             }
             if unit.frags > g.group_frags() {
+                if unit.items[0].begins {
+                    self.finish(Kind::Data)?;
+                }
                 self.push_all(&mut unit)?;
             }
         }
-        if unit.items.first().is_some_and(|i| i.begins) {
+        let is_short = unit.items.first().is_some_and(|i| i.begins);
+        if is_short {
             let stays = unit.reader(&g, &self.reader()).cost();
             if !Bounds::new(&unit, &g, stays, self.limits.always).may_save_enough() {
                 self.costs[Kind::Data as usize].iter_mut().for_each(|cost| *cost += stays);
@@ -514,7 +520,8 @@ impl<'a> Planner<'a> {
                 self.finish(Kind::Data)?;
             }
         }
-        self.push_all(&mut unit)
+        self.push_all(&mut unit)?;
+        if is_short { Ok(()) } else { self.finish(Kind::Data) }
     }
 
     fn push_all(&mut self, stretch: &mut Stretch) -> Result<()> {
@@ -578,6 +585,7 @@ impl<'a> Planner<'a> {
         let mut brought_back = None;
         if (kind == Kind::Data || strays_first)
             && !bounds.always
+            && stretch.units() < 2
             && (self.survey.is_none() || self.only_strays)
             && let Some(main) = MainGroups::of(&g, stretch)
         {

@@ -68,7 +68,11 @@ impl Stretch {
             sum += i.frags();
             sum <= frags
         });
-        let at = fits.count();
+        let mut at = fits.count();
+        // Half of a unit saves nothing, if it is not all there is.
+        if at < self.items.len() && self.units() > 1 {
+            at = self.items[..=at].iter().rposition(|i| i.begins).unwrap_or(at);
+        }
         let mut rest = Stretch::default();
         self.items.split_off(at).into_iter().for_each(|i| rest.push(i));
         self.frags -= rest.frags;

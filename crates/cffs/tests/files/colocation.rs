@@ -248,11 +248,16 @@ fn a_short_list_lies_in_one_group_and_no_other_moves_for_it() {
     let after = read(&lists);
     assert!(before > 800 && after <= 202, "{before} requests for 200 lists before, {after} after");
     is_stable(&fs);
-    // Another list of what lies in ten groups.
-    let other: Vec<Ino> = (0..10).map(|n| lists[20 * n][n % 5]).collect();
+    // One that is longer than a group, and another list of what lies in ten groups.
+    let long = lists[..8].concat();
+    list(&fs, 300, &long);
+    regroup(&fs);
+    let before = requests(&fs, &long);
+    assert!(before <= groups_of(long.len()), "{before} requests for a long list");
+    let other: Vec<Ino> = (0..10).map(|n| lists[20 * n + 10][n % 5]).collect();
     list(&fs, 200, &other);
     let done = regroup(&fs);
-    assert_eq!((requests(&fs, &other), done.files_moved), (1, 10), "{done:?}");
+    assert_eq!((requests(&fs, &other), done.files_moved, requests(&fs, &long)), (1, 10, before), "{done:?}");
     is_stable(&fs);
     ends_clean(&dev, &fs);
 }
