@@ -6,7 +6,8 @@
 //! - [`walk`] goes through the tree in the order of the name space; [`keyed`] has the files that go with others than those of their
 //!   directory, which come after it;
 //! - [`stretch`] collects what is read one after the other, and [`cost`] says how many requests that takes where it is, and
-//!   how many where it would go; [`survey`] sums that up, and [`bounds`] says which places are worth a move. Only what saves requests is moved, so a second run moves nothing;
+//!   how many where it would go; [`survey`] sums that up, and [`bounds`] says which places are worth a move. Only what saves requests
+//!   is moved, so a second run moves nothing;
 //! - [`strays`] are files that lie apart from their stretch, and [`detours`] stretches that lie apart from the way: both go back among the
 //!   others; [`apart`] is for what a device with its own order has apart;
 //! - [`files`] and [`names`] move data, which [`readahead`] has read with few requests, and directory blocks. They know nothing of why.

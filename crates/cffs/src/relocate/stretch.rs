@@ -110,8 +110,9 @@ impl Stretch {
 
 /// The fragments of the unit that begins with the first of these items, as far as it is among them; none if none does.
 pub(super) fn unit_frags(items: &[Item]) -> u64 {
-    let unit = items.chunk_by(|_, next| !next.begins).next().filter(|unit| unit[0].begins);
-    unit.map_or(0, |unit| unit.iter().map(Item::frags).sum())
+    // Asked for each item: the others are not gone through.
+    let Some((first, others)) = items.split_first().filter(|(first, _)| first.begins) else { return 0 };
+    first.frags() + others.iter().take_while(|i| !i.begins).map(Item::frags).sum::<u64>()
 }
 
 /// A reader who goes on with these runs.
@@ -119,4 +120,48 @@ pub(super) fn read_all(g: &Geometry, from: &Reader, runs: impl Iterator<Item = R
     let mut reader = from.going_on();
     runs.for_each(|run| reader.read(g, run));
     reader
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mkfs::{MkfsOptions, mkfs};
+    use cffs_device::MemoryDevice;
+
+    /// Items of ten fragments each, one behind the other; units begin with these.
+    fn stretch(begin: &[usize]) -> Stretch {
+        let mut stretch = Stretch::default();
+        for n in 0..8 {
+            let runs = vec![Run { start: 10 * n as u64, len: 10 }];
+            stretch.push(Item { ino: 16 + n as u64, logical: 0..10, runs, begins: begin.contains(&n) });
+        }
+        stretch
+    }
+
+    #[test]
+    fn a_budget_cuts_between_units_and_a_single_one_anywhere() {
+        let cut = |begin: &[usize], frags| {
+            let mut first = stretch(begin);
+            let rest = first.split_off(frags);
+            assert_eq!((first.frags, rest.frags), (10 * first.items.len() as u64, 10 * rest.items.len() as u64));
+            first.items.len()
+        };
+        assert_eq!([29, 30, 59, 60, 80].map(|frags| cut(&[0, 3, 6], frags)), [0, 3, 3, 6, 8]);
+        assert_eq!(cut(&[4, 6], 35), 3, "what is before belongs to one that began earlier");
+        assert_eq!([cut(&[0], 35), cut(&[], 35)], [3, 3]);
+    }
+
+    #[test]
+    fn units_are_counted_by_themselves() {
+        let sb = mkfs(&MemoryDevice::new(32 << 20), None, &MkfsOptions::default()).unwrap();
+        let g = Geometry::new(&sb).unwrap();
+        let of = |begin: &[usize]| {
+            let s = stretch(begin);
+            let cost = s.reader(&g, &Reader::of_stretches()).cost();
+            ((0..8).map(|n| unit_frags(&s.items[n..])).sum::<u64>(), s.units(), s.least(&g), cost)
+        };
+        assert_eq!(of(&[]), (0, 0, PARTS, PARTS), "all of it lies in one group");
+        assert_eq!(of(&[0, 3, 6]), (80, 3, 3 * PARTS, 3 * PARTS));
+        assert_eq!(of(&[5]), (30, 1, 2 * PARTS, 2 * PARTS));
+    }
 }
