@@ -21,7 +21,6 @@ use crate::codec::{COUNTER_MAX, corrupt};
 use crate::copies::get_right;
 use crate::evacuate::place_of;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
-use crate::layouts::SegmentInfo;
 use crate::options::LogOptions;
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
@@ -177,7 +176,7 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
             Err(e) => survey.lost.add(format!("what segments have cannot be counted anew: {e}")),
         }
     }
-    if checkpoints.iter().any(|(order, b)| main_is_whole(&store, root_at(&survey, *order, b), last, options)) {
+    if checkpoints.iter().any(|(order, b)| main_is_whole(&store, root_at(&survey, *order, b), last, &survey, options)) {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "all files can be read as it is, only snapshots or clones cannot, and a new map could lose files",
@@ -226,27 +225,39 @@ fn open_whole(
     store.can_adopt(&state.existing())?;
     let problem = check(&state, false)?.into_iter().next();
     // What was not durable before it may have been lost in a crash, and then it was never a root.
-    let ends = survey.durable_ends();
-    // Where nothing lives, something else may be by now.
-    let unsure =
-        |(id, info): &(&SegmentId, &SegmentInfo)| info.live > 0 && ends.get(id).is_none_or(|end| *end < info.used);
-    for (id, _) in state.usage.table.iter().filter(unsure) {
+    for (id, _) in unsure(&state, survey) {
         let mut bytes = 0;
-        if let Some(line) = state.scrub_plan(*id).verify(&**store, &state.dead_now(*id)?, &mut bytes).first() {
+        if let Some(line) = state.scrub_plan(id).verify(&**store, &state.dead_now(id)?, &mut bytes).first() {
             return Err(corrupt(line));
         }
     }
     Ok((state, problem))
 }
 
+/// Segments with something alive of which it is not known that they were durable. Where nothing lives, something else may be by now.
+fn unsure(state: &State, survey: &Survey) -> Vec<(SegmentId, u32)> {
+    let ends = survey.durable_ends();
+    let is_sure = |id, used| ends.get(id).is_some_and(|end| *end >= used);
+    let table = state.usage.table.iter().filter(|(id, info)| info.live > 0 && !is_sure(*id, info.used));
+    table.map(|(id, info)| (*id, info.used)).collect()
+}
+
 /// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
-fn main_is_whole(store: &Arc<dyn SegmentStore>, root: RootRecord, last: Order, options: &LogOptions) -> bool {
+/// One whose batches are not all there never was a root: a rebuilding may have been interrupted before it came to that.
+fn main_is_whole(
+    store: &Arc<dyn SegmentStore>,
+    root: RootRecord,
+    last: Order,
+    survey: &Survey,
+    options: &LogOptions,
+) -> bool {
     let Ok(state) = open_at(store.clone(), root, &whatever(options)) else {
         return false;
     };
     let main = state.catalog.branches.get(&MAIN_BRANCH);
     let walk = |main: &Branch| main.root.walk(&state.nodes(), &mut |_| Ok(true), &mut |_, _| Ok(()));
-    state.log.sequence > last.1 && main.is_some_and(|main| walk(main).is_ok())
+    let is_there = unsure(&state, survey).into_iter().all(|(id, used)| survey.read_of(id) >= used);
+    state.log.sequence > last.1 && is_there && main.is_some_and(|main| walk(main).is_ok())
 }
 
 /// Stores a usage that was counted anew, and makes a root.
@@ -562,6 +573,7 @@ impl Maker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layouts::SegmentInfo;
     use crate::patch::Patch;
     use crate::store::MemoryStore;
     use crate::tree::NodeHead;
