@@ -46,11 +46,12 @@ impl Pending {
     }
 
     /// Patches that make the blocks what they are of what they were, and the blocks that are to be written whole because that is not known, or
-    /// hardly longer.
-    pub(crate) fn patches(&self) -> (Vec<(Logical, Patch)>, Vec<Logical>) {
+    /// hardly longer; or because no batch has patches of them yet and no `new` ones are wanted.
+    pub(crate) fn patches(&self, new: bool) -> (Vec<(Logical, Patch)>, Vec<Logical>) {
         let (mut patches, mut whole) = (Vec::new(), Vec::new());
         for (at, block) in self.changed.iter().filter_map(|at| self.blocks.get_key_value(at)) {
-            match self.bases.get(at).map(|base| Patch::between(base, block)) {
+            let base = self.bases.get(at).filter(|_| new || self.patched_at.contains_key(at));
+            match base.map(|base| Patch::between(base, block)) {
                 Some(patch) if patch.bytes() <= BLOCK_BYTES / 2 => {
                     if !patch.parts.is_empty() {
                         patches.push((*at, patch));
@@ -195,7 +196,7 @@ mod tests {
         p.write(at(2), block(2, 0), None);
         p.write(at(3), vec![9; BLOCK_BYTES].into(), Some(block(1, 0)));
         p.write(at(4), block(2, 7), Some(block(1, 0)));
-        let (patches, whole) = p.patches();
+        let (patches, whole) = p.patches(true);
         assert_eq!(
             patches.iter().map(|(at, p)| (at.block, p.parts.clone())).collect::<Vec<_>>(),
             [(1, vec![(0, vec![2])]), (4, vec![(7, vec![2])])]
@@ -206,11 +207,11 @@ mod tests {
         p.was_patched(&whole);
         assert!(p.patched && p.discards.is_empty());
         assert_eq!((p.extents, p.discarded), (2, 0));
-        assert_eq!(p.patches(), (vec![], vec![]), "nothing has changed");
+        assert_eq!(p.patches(true), (vec![], vec![]), "nothing has changed");
         // From now on the base is what the patch has made.
         p.write(at(1), block(3, 0), Some(vec![7; BLOCK_BYTES].into()));
-        assert_eq!(p.patches().0.len(), 1);
-        assert_eq!(p.patches().0[0].1.parts, [(0, vec![3])]);
+        assert_eq!(p.patches(true).0.len(), 1);
+        assert_eq!(p.patches(true).0[0].1.parts, [(0, vec![3])]);
         assert_eq!(p.coldest(9).collect::<Vec<_>>(), [at(4)], "the other has changed");
         p.was_patched(&[]);
         assert_eq!(p.coldest(9).collect::<Vec<_>>(), [at(4), at(1)]);

@@ -2,13 +2,13 @@
 //! writes it again what it was.
 //!
 //! So it is where a file system has fragments shorter than a block, and each is made durable by itself; and where it changes a few bytes in the same blocks
-//! for each file that it makes durable.
+//! for each file that it makes durable, or each time that it makes all durable.
 
 use crate::batch::Logical;
 use std::collections::BTreeMap;
 
 /// Most blocks.
-const BLOCKS_MAX: usize = 256;
+pub(crate) const BLOCKS_MAX: usize = 1024;
 
 /// What is in these blocks now, in two generations: when the younger is half of the bound, the older goes.
 #[derive(Default)]

@@ -7,6 +7,7 @@ use crate::covered::Covered;
 use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::options::Compression;
 use crate::read::{Piece, Reader, fetch_pieces, together};
+use crate::recent;
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
@@ -18,7 +19,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-/// Blocks of a write after which these are soon written again, as the metadata of a file system is.
+/// Blocks of a plain write that are soon written again, as those are that a small file has a part of.
 const FEW_BLOCKS: usize = 32;
 
 /// What the devices of a log disk share.
@@ -279,6 +280,10 @@ impl Shared {
         let ranges: Vec<Range<u64>> = ranges.iter().map(blocks).collect();
         let parts = {
             let mut state = self.lock();
+            if ranges.iter().any(|r| !state.pending.with_blocks(branch, r.clone(), &[]).is_empty()) {
+                // What waits to be written whole lies nowhere yet.
+                state.seal()?;
+            }
             let Ok(parts) = state.cut_up(branch, &ranges) else { return Ok(0) };
             if state.is_in_order(branch, &parts.concat()).unwrap_or(true) {
                 return Ok(0);
@@ -354,15 +359,17 @@ impl Shared {
         if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")));
         }
-        if kept == 0 {
-            // Nobody was promised what an atomic write takes.
+        // The metadata of a file system.
+        let atomic = kept == 0;
+        if atomic {
+            // Nobody was promised what it takes.
             let known = &mut self.known.lock().space;
             known.free = known.free.saturating_sub(blocks.len() as u64 * BLOCK_COST);
         }
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
         let covered = Covered::by(pieces.iter().map(|(at, bytes)| (*at, bytes.len())));
-        let few = blocks.len() <= FEW_BLOCKS;
+        let again = blocks.len() <= if atomic { recent::BLOCKS_MAX / 2 } else { FEW_BLOCKS };
         let mut changed: BTreeMap<u64, Box<[u8]>> = state.rests_of(branch, covered.in_part())?;
         for (mut at, mut bytes) in pieces.iter().copied() {
             state.accepted += bytes.len() as u64;
@@ -384,7 +391,7 @@ impl Shared {
         }
         for (number, data) in changed {
             let at = Logical { branch, block: number };
-            let was = if few || !covered.is_whole(number) {
+            let was = if again || !covered.is_whole(number) {
                 state.recent.put(at, data.clone())
             } else {
                 state.recent.forget(at)
@@ -392,8 +399,8 @@ impl Shared {
             state.pending.write(at, data, was);
         }
         state.note_pending(pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum());
-        // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.
-        state.seal_if_long()
+        // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so. Behind an atomic write mostly comes one.
+        if atomic { Ok(()) } else { state.seal_if_long() }
     }
 
     /// The space for a branch, without waiting for anybody.

@@ -40,12 +40,8 @@ impl State {
                 return Err(full());
             }
         }
-        let pending = self.pending.blocks.len();
-        if pending > 0
-            && ((pending + blocks.len()) * BLOCK_BYTES > self.batch_max()
-                || self.pending.extents + blocks.len() > self.extents_max())
-        {
-            // What stays free is for a batch of the usual length.
+        // What stays free is for a batch of the usual length.
+        if self.is_too_long_with(blocks.len()) && self.end_batch(false)? && self.is_too_long_with(blocks.len()) {
             self.seal()?;
         }
         let mut runs = 0;
@@ -138,11 +134,22 @@ impl State {
         }
     }
 
-    /// Blocks that count for the length of the batch: those that have patches and wait go on waiting, unless so many others come that all
-    /// are written whole, or the batch has no room for more.
+    /// Blocks that count for the length of the batch. Those that have patches and wait go on waiting, if there is room for them besides a batch
+    /// of the usual length.
     fn to_be_written(&self) -> usize {
-        let changed = self.pending.changed();
-        if changed > self.patched_max() / 3 * 2 { self.pending.blocks.len() } else { changed }
+        let (all, changed) = (self.pending.blocks.len(), self.pending.changed());
+        let batch = (self.batch_max() / BLOCK_BYTES) as u64;
+        let with_batch = || self.pending_change().and(Change::blocks(batch, batch));
+        let is_room = changed < all && self.store.available() >= self.need(with_batch(), Level::Takes);
+        if is_room { changed } else { all }
+    }
+
+    /// Whether what is pending is more than one batch, together with some more blocks.
+    fn is_too_long_with(&self, blocks: usize) -> bool {
+        let is_too_long = |pending| (pending + blocks) * BLOCK_BYTES > self.batch_max();
+        !self.pending.blocks.is_empty()
+            && (self.pending.extents + blocks > self.extents_max()
+                || is_too_long(self.pending.blocks.len()) && is_too_long(self.to_be_written()))
     }
 
     /// Most blocks that have patches only.
@@ -152,15 +159,23 @@ impl State {
 
     /// Blocks that the batch takes until it is long enough.
     pub(crate) fn blocks_to_take(&self) -> usize {
-        let admitted = self.batch_max() / BLOCK_BYTES;
-        let room = admitted.saturating_sub(self.pending.blocks.len());
-        self.batch_blocks().saturating_sub(self.to_be_written()).min(room).max(1)
+        let most = self.batch_blocks().min(self.batch_max() / BLOCK_BYTES);
+        most.saturating_sub(self.to_be_written()).max(1)
     }
 
     /// Ends the batch if it is long enough.
     pub(crate) fn seal_if_long(&mut self) -> io::Result<()> {
         let long = self.to_be_written() >= self.batch_blocks();
-        if long || self.pending.extents >= self.extents_max() { self.seal() } else { Ok(()) }
+        if long || self.pending.extents >= self.extents_max() { self.end_batch(false).map(drop) } else { Ok(()) }
+    }
+
+    /// Ends the batch, with patches if somebody waits for it. Whether blocks may have patches only.
+    fn end_batch(&mut self, with_patches: bool) -> io::Result<bool> {
+        let are_patched = self.leave_patched(with_patches)?;
+        if !are_patched {
+            self.seal()?;
+        }
+        Ok(are_patched)
     }
 
     /// Writes what is pending as one batch, or as several that count together.
@@ -196,15 +211,20 @@ impl State {
         self.fatal(r)
     }
 
-    /// Ends the batch with patches of what has changed, if that is little and there is room. The blocks stay pending, because they are mostly written again
-    /// soon; those that are to be written whole do not, nor the coldest where there are too many.
-    fn patch(&mut self) -> io::Result<bool> {
+    /// Ends the batch, and leaves blocks pending of which batches have patches, if these are not too many and there is room: they are mostly written again
+    /// soon. Where too many have, the coldest are written whole. With `new` ones so may others be in which little has changed.
+    fn leave_patched(&mut self, new: bool) -> io::Result<bool> {
         let most = self.patched_max();
-        if self.pending.changed() > most / 3 * 2 || self.check().is_err() {
+        if !new && !self.pending.patched || self.check().is_err() {
             return Ok(false);
         }
-        self.find_holes()?;
-        let (patches, mut whole) = self.pending.patches();
+        if new && self.pending.changed() <= most / 3 * 2 {
+            self.find_holes()?;
+        }
+        let (patches, mut whole) = self.pending.patches(new);
+        if patches.len() > most / 3 * 2 {
+            return Ok(false);
+        }
         let too_many = (self.pending.blocks.len() - whole.len()).saturating_sub(most);
         if too_many > 0 {
             // Side by side, as who reads them in order will want them.
@@ -313,9 +333,7 @@ impl State {
 
     /// Ends the batch. Returns the number of the last one, if it is not durable yet.
     pub(crate) fn seal_for_flush(&mut self) -> io::Result<Option<u64>> {
-        if !self.patch()? {
-            self.seal()?;
-        }
+        self.end_batch(true)?;
         if !self.options.read_only {
             self.check()?;
         }

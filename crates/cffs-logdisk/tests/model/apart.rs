@@ -17,9 +17,10 @@ fn open(device: Arc<dyn Device>, options: &LogOptions) -> LogDisk {
     LogDisk::open(Arc::new(ImageStore::open(device).unwrap()), options).unwrap()
 }
 
-/// The contents of a block after it was written so many times.
+/// The contents of a block after it was written so many times. All its bytes are others then, so batches have no patches of it.
 fn block(n: u64, times: u64) -> Vec<u8> {
-    (0..BLOCK / 8).flat_map(|i| ((n << 32) + (times << 24) + i % 16).to_le_bytes()).collect()
+    let word = |i: u64| ((n << 32) + (times << 24) + i % 16).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..BLOCK / 8).flat_map(|i| word(i).to_le_bytes()).collect()
 }
 
 fn write(disk: &LogDisk, n: u64, times: u64) {

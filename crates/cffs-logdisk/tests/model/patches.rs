@@ -1,7 +1,8 @@
 //! Small flushes, which store what has changed of blocks.
 
-use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice};
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice, WriteRequest};
 use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, rebuild, recover_image};
+use std::io::IoSlice;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -27,11 +28,11 @@ struct Small {
 
 impl Small {
     fn new() -> Self {
-        Small::of(20)
+        Small::of(20, 64 << 20)
     }
 
-    fn of(blocks: usize) -> Self {
-        let device = Arc::new(CountingDevice::new(MemoryDevice::new(64 << 20)));
+    fn of(blocks: usize, bytes: u64) -> Self {
+        let device = Arc::new(CountingDevice::new(MemoryDevice::new(bytes)));
         let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: SLOT }).unwrap();
         let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
         let blocks = (0..blocks).map(|n| vec![(n % 255) as u8 + 1; BLOCK_BYTES]).collect();
@@ -43,6 +44,19 @@ impl Small {
 
     fn write(&self, n: usize) {
         self.disk.write_at(IoKind::Meta, n as u64 * BLOCK, &self.blocks[n]).unwrap();
+    }
+
+    /// Writes all blocks at once, as the metadata of a file system is written.
+    fn commit(&self) {
+        let mut requests = Vec::new();
+        for (n, block) in self.blocks.iter().enumerate() {
+            requests.push(WriteRequest {
+                kind: IoKind::Meta,
+                offset: n as u64 * BLOCK,
+                bufs: vec![IoSlice::new(block)],
+            });
+        }
+        self.disk.write_atomic(&requests).unwrap();
     }
 
     /// Changes a few bytes in a few blocks, and makes that durable.
@@ -116,7 +130,7 @@ fn a_crash_leaves_what_was_flushed() {
 #[test]
 fn where_too_many_have_patches_the_coldest_are_written_whole() {
     // So small a log disk may have patches of some eighty blocks.
-    let mut small = Small::of(400);
+    let mut small = Small::of(400, 64 << 20);
     let written = |s: &Small| (s.device.snapshot().write_bytes(), s.device.snapshot().write_requests());
     let before = written(&small);
     for n in 0..400 {
@@ -135,6 +149,43 @@ fn where_too_many_have_patches_the_coldest_are_written_whole() {
     let whole = bytes.saturating_sub(400 * 1024) / BLOCK;
     assert!((280..410).contains(&whole), "{whole} blocks were written whole, those that change each time seldom");
     assert!(requests < 400 + 30, "{requests} requests for 400 flushes");
+    small.check(&small.disk);
+    small.disk = open(&small.device, &LogOptions::default());
+    small.check(&small.disk);
+}
+
+/// Metadata that changes a little each time that much is synced is written whole once, and not each time.
+#[test]
+fn a_long_batch_has_patches_of_what_changes_again() {
+    const DATA: u64 = 800;
+    const META: u64 = 100;
+    let mut small = Small::of(META as usize, 256 << 20);
+    small.commit();
+    small.disk.flush().unwrap();
+    let bytes = |s: &Small| s.device.snapshot().write_bytes();
+    let before = bytes(&small);
+    for round in 0..20u64 {
+        // Longer than a segment, and than what is admitted at once.
+        for n in 0..DATA {
+            let data = vec![(round + n) as u8; BLOCK_BYTES];
+            small.disk.write_at(IoKind::Data, (1000 + round * DATA + n) * BLOCK, &data).unwrap();
+        }
+        for n in 0..small.blocks.len() {
+            let at = small.rng.usize(0..BLOCK_BYTES - 100);
+            small.blocks[n][at..at + 100].fill(small.rng.u8(..));
+        }
+        small.commit();
+        small.disk.flush().unwrap();
+        if round % 4 == 0 {
+            small.check(&open(&small.device, &read_only()));
+        }
+    }
+    let least = 20 * DATA * BLOCK;
+    let more = bytes(&small) - before - least;
+    assert!(more < least / 32 + 20 * META * 300, "{more} bytes for 20 times 100 patches, and for summaries");
+    for n in 0..20 * DATA {
+        assert!(read(&small.disk, 1000 + n) == vec![(n / DATA + n % DATA) as u8; BLOCK_BYTES]);
+    }
     small.check(&small.disk);
     small.disk = open(&small.device, &LogOptions::default());
     small.check(&small.disk);
