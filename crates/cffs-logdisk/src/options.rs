@@ -55,7 +55,8 @@ pub struct LogOptions {
     /// Nodes of the maps kept in memory, 4 to 8 KiB each: so many clean ones, and as many changed ones, after which a checkpoint is made. At least
     /// 16. Where overwrites are at random, a changed node that has to be stored before others in it change costs as much as a block.
     pub cache_nodes: usize,
-    /// Most bytes that are written before a batch ends without a flush. It ends before if a segment does.
+    /// Most bytes that are written before a batch ends without a flush. It ends before if a segment does, but not with an atomic write: behind that
+    /// mostly comes a flush.
     pub batch_bytes: usize,
     /// Bytes of log after which a checkpoint is made. Bounds the work of recovery.
     pub checkpoint_bytes: u64,

@@ -1,8 +1,8 @@
 //! Blocks of which a batch has only the bytes that have changed.
 //!
 //! A file system makes a small file durable by changing a few bytes in each of some blocks. Whole, these blocks are many times as long as the file.
-//! So a small flush stores what differs from what was durable before, and the blocks stay in memory until they are written whole: with
-//! many others, when there is a checkpoint, or when the room is needed. After a crash they are put together again.
+//! So a flush stores what differs from what was durable before, and the blocks stay in memory until they are written whole: with
+//! others of their kind, when there is a checkpoint, or when the room is needed. After a crash they are put together again.
 
 use crate::codec::{Fields, PutFields, corrupt, crc32c, varint_bytes};
 use crate::extent::BLOCK_BYTES;
@@ -21,6 +21,15 @@ pub(crate) struct Patch {
 }
 
 impl Patch {
+    /// What makes one block the other, if that takes no more bytes than this.
+    pub(crate) fn within(most: usize, old: &[u8], new: &[u8]) -> Option<Patch> {
+        // Cheap, and for most blocks of which it is too much this tells it.
+        if old.iter().zip(new).filter(|(a, b)| a != b).count() > most {
+            return None;
+        }
+        Some(Patch::between(old, new)).filter(|patch| patch.bytes() <= most)
+    }
+
     /// What makes one block the other.
     pub(crate) fn between(old: &[u8], new: &[u8]) -> Patch {
         // Most of a block is as it was.

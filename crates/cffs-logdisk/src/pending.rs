@@ -45,19 +45,31 @@ impl Pending {
         }
     }
 
+    /// Blocks that are what they were when the last batch ended count as not written since then, and those of which no batch has patches are not pending.
+    pub(crate) fn forget_unchanged(&mut self) {
+        let is_same = |at: &&Logical| self.bases.get(at).is_some_and(|base| self.blocks.get(at) == Some(base));
+        let same: Vec<Logical> = self.changed.iter().filter(is_same).copied().collect();
+        for at in &same {
+            self.changed.remove(at);
+            if !self.patched_at.contains_key(at) {
+                self.blocks.remove(at);
+                self.bases.remove(at);
+            }
+        }
+        if self.discards.is_empty() {
+            self.count_extents();
+        }
+    }
+
     /// Patches that make the blocks what they are of what they were, and the blocks that are to be written whole because that is not known, or
     /// hardly longer; or because no batch has patches of them yet and no `new` ones are wanted.
     pub(crate) fn patches(&self, new: bool) -> (Vec<(Logical, Patch)>, Vec<Logical>) {
         let (mut patches, mut whole) = (Vec::new(), Vec::new());
         for (at, block) in self.changed.iter().filter_map(|at| self.blocks.get_key_value(at)) {
             let base = self.bases.get(at).filter(|_| new || self.patched_at.contains_key(at));
-            match base.map(|base| Patch::between(base, block)) {
-                Some(patch) if patch.bytes() <= BLOCK_BYTES / 2 => {
-                    if !patch.parts.is_empty() {
-                        patches.push((*at, patch));
-                    }
-                }
-                _ => whole.push(*at),
+            match base.and_then(|base| Patch::within(BLOCK_BYTES / 2, base, block)) {
+                Some(patch) => patches.push((*at, patch)),
+                None => whole.push(*at),
             }
         }
         (patches, whole)
@@ -92,6 +104,11 @@ impl Pending {
         }
         self.discards.clear();
         (self.discarded, self.patched) = (0, !self.blocks.is_empty());
+        self.count_extents();
+    }
+
+    /// Counts the runs of the blocks anew, if nothing was discarded.
+    fn count_extents(&mut self) {
         let follows = |(before, at): &(&Logical, &Logical)| before.branch == at.branch && before.block + 1 == at.block;
         let joined = self.blocks.keys().zip(self.blocks.keys().skip(1)).filter(follows).count();
         self.extents = self.blocks.len() - joined;

@@ -9,6 +9,7 @@
 //!   is missing among the batches cannot be known. They are told.
 //!
 //! A map of the main branch that can be read as a whole is never thrown away: a batch whose summary is damaged is in no new map, and its data may be good.
+//! A map that only a rebuilding has made that was interrupted may refer to what never came to the store, so there the data is read as well.
 //! What a new map lacks is told by the table of segments of the newest checkpoint.
 //!
 //! A discard whose segment is gone is not known any more. So blocks that were discarded may read as what they were before.
@@ -22,6 +23,7 @@ use crate::copies::get_right;
 use crate::evacuate::place_of;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::options::LogOptions;
+use crate::read::fetch_stored;
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
 use crate::remains::{ReadBytes, summary_by};
@@ -225,7 +227,7 @@ fn open_whole(
     store.can_adopt(&state.existing())?;
     let problem = check(&state, false)?.into_iter().next();
     // What was not durable before it may have been lost in a crash, and then it was never a root.
-    for (id, _) in unsure(&state, survey) {
+    for id in unsure(&state, survey) {
         let mut bytes = 0;
         if let Some(line) = state.scrub_plan(id).verify(&**store, &state.dead_now(id)?, &mut bytes).first() {
             return Err(corrupt(line));
@@ -235,15 +237,15 @@ fn open_whole(
 }
 
 /// Segments with something alive of which it is not known that they were durable. Where nothing lives, something else may be by now.
-fn unsure(state: &State, survey: &Survey) -> Vec<(SegmentId, u32)> {
+fn unsure(state: &State, survey: &Survey) -> BTreeSet<SegmentId> {
     let ends = survey.durable_ends();
     let is_sure = |id, used| ends.get(id).is_some_and(|end| *end >= used);
     let table = state.usage.table.iter().filter(|(id, info)| info.live > 0 && !is_sure(*id, info.used));
-    table.map(|(id, info)| (*id, info.used)).collect()
+    table.map(|(id, _)| *id).collect()
 }
 
 /// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
-/// One whose batches are not all there never was a root: a rebuilding may have been interrupted before it came to that.
+/// Where what it says is not there, it never was a root: a rebuilding may have been interrupted before it came to that.
 fn main_is_whole(
     store: &Arc<dyn SegmentStore>,
     root: RootRecord,
@@ -255,9 +257,16 @@ fn main_is_whole(
         return false;
     };
     let main = state.catalog.branches.get(&MAIN_BRANCH);
-    let walk = |main: &Branch| main.root.walk(&state.nodes(), &mut |_| Ok(true), &mut |_, _| Ok(()));
-    let is_there = unsure(&state, survey).into_iter().all(|(id, used)| survey.read_of(id) >= used);
-    state.log.sequence > last.1 && is_there && main.is_some_and(|main| walk(main).is_ok())
+    let unsure = unsure(&state, survey);
+    let mut is_there = |_: &u64, extent: &Extent| {
+        let parts = state.locate(extent.clone())?;
+        parts
+            .iter()
+            .filter(|(_, e)| unsure.contains(&e.place.segment))
+            .try_for_each(|(_, e)| fetch_stored(&**store, e).map(drop))
+    };
+    let mut walk = |main: &Branch| main.root.walk(&state.nodes(), &mut |_| Ok(true), &mut is_there);
+    state.log.sequence > last.1 && main.is_some_and(|main| walk(main).is_ok())
 }
 
 /// Stores a usage that was counted anew, and makes a root.

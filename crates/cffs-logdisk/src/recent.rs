@@ -1,5 +1,5 @@
-//! Blocks that were written a short time ago, in part or with few others: who writes the next part of one needs the rest of it, and who
-//! writes it again what it was.
+//! Blocks that were written a short time ago and are soon written again: who writes the next part of one needs the rest of it, and who writes it again
+//! what it was.
 //!
 //! So it is where a file system has fragments shorter than a block, and each is made durable by itself; and where it changes a few bytes in the same blocks
 //! for each file that it makes durable, or each time that it makes all durable.
@@ -7,40 +7,67 @@
 use crate::batch::Logical;
 use std::collections::BTreeMap;
 
-/// Most blocks.
-pub(crate) const BLOCKS_MAX: usize = 1024;
+/// Why a block is written again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// A part of it was written, or few others with it.
+    Part,
+    /// It was in an atomic write, as the metadata of a file system is.
+    Commit,
+}
 
-/// What is in these blocks now, in two generations: when the younger is half of the bound, the older goes.
+impl Again {
+    /// Most blocks of a generation. The metadata of one commit must not take the place of the rest of them.
+    fn most(self) -> usize {
+        match self {
+            Again::Part => 128,
+            Again::Commit => 512,
+        }
+    }
+}
+
+/// Blocks in two generations: when the younger has its most, the older goes.
 #[derive(Default)]
-pub(crate) struct Recent {
+struct Generations {
     young: BTreeMap<Logical, Box<[u8]>>,
     old: BTreeMap<Logical, Box<[u8]>>,
 }
 
+impl Generations {
+    fn remove(&mut self, at: Logical) {
+        self.young.remove(&at);
+        self.old.remove(&at);
+    }
+}
+
+/// What is in these blocks now, by why they are written again. No block is there twice.
+#[derive(Default)]
+pub(crate) struct Recent([Generations; 2]);
+
 impl Recent {
     pub(crate) fn get(&self, at: Logical) -> Option<Box<[u8]>> {
-        self.young.get(&at).or_else(|| self.old.get(&at)).cloned()
+        self.0.iter().flat_map(|g| [&g.young, &g.old]).find_map(|blocks| blocks.get(&at)).cloned()
     }
 
-    /// A block was written, and is this now. Returns what it was, if that is known.
-    pub(crate) fn put(&mut self, at: Logical, block: Box<[u8]>) -> Option<Box<[u8]>> {
-        let old = self.old.remove(&at);
-        if self.young.len() >= BLOCKS_MAX / 2 && !self.young.contains_key(&at) {
-            self.old = std::mem::take(&mut self.young);
+    /// A block was written, and is this now.
+    pub(crate) fn put(&mut self, at: Logical, block: Box<[u8]>, again: Again) {
+        self.forget(at);
+        let generations = &mut self.0[again as usize];
+        if generations.young.len() >= again.most() {
+            generations.old = std::mem::take(&mut generations.young);
         }
-        self.young.insert(at, block).or(old)
+        generations.young.insert(at, block);
     }
 
-    /// A block was written with many others. Returns what it was, if that is known.
-    pub(crate) fn forget(&mut self, at: Logical) -> Option<Box<[u8]>> {
-        let old = self.old.remove(&at);
-        self.young.remove(&at).or(old)
+    /// A block was written with many others.
+    pub(crate) fn forget(&mut self, at: Logical) {
+        self.0.iter_mut().for_each(|generations| generations.remove(at));
     }
 
     /// Blocks were discarded.
     pub(crate) fn forget_range(&mut self, branch: u32, start: u64, end: u64) {
         let at = |block| Logical { branch, block };
-        for map in [&mut self.young, &mut self.old] {
+        for map in self.0.iter_mut().flat_map(|g| [&mut g.young, &mut g.old]) {
             while let Some(key) = map.range(at(start)..at(end)).next().map(|(key, _)| *key) {
                 map.remove(&key);
             }
@@ -56,18 +83,36 @@ mod tests {
     fn it_has_what_was_written_last_within_its_bound() {
         let mut recent = Recent::default();
         let at = |block| Logical { branch: 1, block };
+        let has = |recent: &Recent, block| recent.get(at(block)).map(|b| u64::from_le_bytes((*b).try_into().unwrap()));
         for block in 0..10_000u64 {
-            assert!(recent.put(at(block), block.to_le_bytes().into()).is_none());
-            let was = recent.put(at(block), (block + 1).to_le_bytes().into());
-            assert_eq!(was.unwrap()[..], block.to_le_bytes());
-            assert_eq!(recent.get(at(block)).unwrap()[..], (block + 1).to_le_bytes());
-            assert!(recent.young.len() + recent.old.len() <= BLOCKS_MAX);
+            for value in [block, block + 1] {
+                recent.put(at(block), value.to_le_bytes().into(), Again::Part);
+                assert_eq!(has(&recent, block), Some(value));
+            }
+            let [parts, commits] = &recent.0;
+            assert!(parts.young.len() + parts.old.len() <= 256 && commits.young.is_empty());
         }
-        assert!(recent.get(at(0)).is_none() && recent.get(at(9_900)).is_some());
-        assert_eq!(recent.forget(at(9_999)).unwrap()[..], 10_000u64.to_le_bytes());
+        assert!(has(&recent, 0).is_none() && has(&recent, 9_900).is_some());
+        recent.forget(at(9_999));
         recent.forget_range(1, 9_890, 9_901);
         recent.forget_range(2, 0, 20_000);
-        let there: Vec<bool> = [9_999, 9_998, 9_901, 9_900, 9_890].map(|block| recent.get(at(block)).is_some()).into();
+        let there: Vec<bool> = [9_999, 9_998, 9_901, 9_900, 9_890].map(|block| has(&recent, block).is_some()).into();
         assert_eq!(there, [false, true, true, false, false]);
+    }
+
+    #[test]
+    fn commits_leave_the_parts_of_blocks_and_a_block_is_there_once() {
+        let mut recent = Recent::default();
+        let at = |block| Logical { branch: 1, block };
+        recent.put(at(5), vec![1].into(), Again::Part);
+        (100..10_000).for_each(|block| recent.put(at(block), vec![2].into(), Again::Commit));
+        assert_eq!(recent.get(at(5)).unwrap()[..], [1]);
+        assert!(recent.get(at(9_600)).is_some() && recent.get(at(8_000)).is_none());
+        recent.put(at(9_999), vec![3].into(), Again::Part);
+        recent.put(at(5), vec![4].into(), Again::Commit);
+        assert_eq!([5, 9_999].map(|block| recent.get(at(block)).unwrap()[0]), [4, 3]);
+        recent.forget(at(5));
+        recent.forget(at(9_999));
+        assert!(recent.get(at(5)).is_none() && recent.get(at(9_999)).is_none(), "not as it was before");
     }
 }

@@ -7,7 +7,7 @@ use crate::covered::Covered;
 use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::options::Compression;
 use crate::read::{Piece, Reader, fetch_pieces, together};
-use crate::recent;
+use crate::recent::Again;
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
@@ -280,9 +280,10 @@ impl Shared {
         let ranges: Vec<Range<u64>> = ranges.iter().map(blocks).collect();
         let parts = {
             let mut state = self.lock();
-            if ranges.iter().any(|r| !state.pending.with_blocks(branch, r.clone(), &[]).is_empty()) {
-                // What waits to be written whole lies nowhere yet.
-                state.seal()?;
+            // What waits to be written whole lies nowhere yet.
+            let waits = ranges.iter().any(|r| !state.pending.with_blocks(branch, r.clone(), &[]).is_empty());
+            if let Err(e) = if waits { state.seal() } else { Ok(()) } {
+                return if e.kind() == io::ErrorKind::StorageFull { Ok(0) } else { Err(e) };
             }
             let Ok(parts) = state.cut_up(branch, &ranges) else { return Ok(0) };
             if state.is_in_order(branch, &parts.concat()).unwrap_or(true) {
@@ -369,7 +370,8 @@ impl Shared {
         state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
         let covered = Covered::by(pieces.iter().map(|(at, bytes)| (*at, bytes.len())));
-        let again = blocks.len() <= if atomic { recent::BLOCKS_MAX / 2 } else { FEW_BLOCKS };
+        let again = if atomic { Again::Commit } else { Again::Part };
+        let is_again = atomic || blocks.len() <= FEW_BLOCKS;
         let mut changed: BTreeMap<u64, Box<[u8]>> = state.rests_of(branch, covered.in_part())?;
         for (mut at, mut bytes) in pieces.iter().copied() {
             state.accepted += bytes.len() as u64;
@@ -389,13 +391,15 @@ impl Shared {
                 (at, bytes) = (at + part.len() as u64, rest);
             }
         }
-        for (number, data) in changed {
+        // Before any of them takes the place of another.
+        let bases: Vec<_> = changed.keys().map(|block| state.recent.get(Logical { branch, block: *block })).collect();
+        for ((number, data), was) in changed.into_iter().zip(bases) {
             let at = Logical { branch, block: number };
-            let was = if again || !covered.is_whole(number) {
-                state.recent.put(at, data.clone())
+            if is_again || !covered.is_whole(number) {
+                state.recent.put(at, data.clone(), again);
             } else {
-                state.recent.forget(at)
-            };
+                state.recent.forget(at);
+            }
             state.pending.write(at, data, was);
         }
         state.note_pending(pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum());

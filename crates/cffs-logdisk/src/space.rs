@@ -403,7 +403,7 @@ impl State {
         (self.batch_max() / BLOCK_BYTES).min(self.extents_max()) * BLOCK_BYTES
     }
 
-    /// Most bytes of pending blocks: with these a batch ends by itself, and before if a segment does.
+    /// Most bytes of blocks that a batch writes whole: with these it ends by itself, and before if a segment does.
     pub(crate) fn batch_max(&self) -> usize {
         let of_store = self.store.capacity() / 32;
         self.options.batch_bytes.min(usize::try_from(of_store).unwrap_or(usize::MAX)).max(BLOCK_BYTES)

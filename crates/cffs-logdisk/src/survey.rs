@@ -203,11 +203,6 @@ impl Survey {
         self.batches.retain(|(_, number), _| *number <= whole);
     }
 
-    /// Bytes of a segment that could be read.
-    pub(crate) fn read_of(&self, segment: SegmentId) -> u32 {
-        self.read.get(&segment).copied().unwrap_or(0)
-    }
-
     /// Bytes of each segment that are known to be durable.
     pub(crate) fn durable_ends(&self) -> BTreeMap<SegmentId, u32> {
         let mut ends = BTreeMap::new();
@@ -236,7 +231,7 @@ impl Survey {
             return;
         };
         for (id, info) in table.iter().filter(|(_, info)| info.live > 0) {
-            let read = self.read_of(*id);
+            let read = self.read.get(id).copied().unwrap_or(0);
             if read < info.used {
                 self.lost.add(format!(
                     "segment {id:#x} cannot be read from byte {read} to {}: blocks of files that were there are zeros or as they were before",

@@ -138,10 +138,15 @@ impl State {
     /// of the usual length.
     fn to_be_written(&self) -> usize {
         let (all, changed) = (self.pending.blocks.len(), self.pending.changed());
-        let batch = (self.batch_max() / BLOCK_BYTES) as u64;
-        let with_batch = || self.pending_change().and(Change::blocks(batch, batch));
-        let is_room = changed < all && self.store.available() >= self.need(with_batch(), Level::Takes);
+        let is_room = changed < all && self.is_room_beside_a_batch();
         if is_room { changed } else { all }
+    }
+
+    /// Whether there is room for what is pending, and for a batch of the usual length.
+    fn is_room_beside_a_batch(&self) -> bool {
+        let batch = (self.batch_max() / BLOCK_BYTES) as u64;
+        let both = self.pending_change().and(Change::blocks(batch, batch));
+        self.store.available() >= self.need(both, Level::Takes)
     }
 
     /// Whether what is pending is more than one batch, together with some more blocks.
@@ -186,7 +191,9 @@ impl State {
         }
         self.check()?;
         self.ensure_room(self.pending_change(), Level::Accepted)?;
-        self.write_out()?;
+        if !self.pending.is_empty() {
+            self.write_out()?;
+        }
         if self.checkpoint_is_due() { self.checkpoint() } else { Ok(()) }
     }
 
@@ -215,9 +222,12 @@ impl State {
     /// soon. Where too many have, the coldest are written whole. With `new` ones so may others be in which little has changed.
     fn leave_patched(&mut self, new: bool) -> io::Result<bool> {
         let most = self.patched_max();
-        if !new && !self.pending.patched || self.check().is_err() {
+        // Where a batch is long, others come: what they leave no room for is written whole.
+        let may_wait = new || self.pending.patched && self.is_room_beside_a_batch();
+        if !may_wait || self.check().is_err() {
             return Ok(false);
         }
+        self.pending.forget_unchanged();
         if new && self.pending.changed() <= most / 3 * 2 {
             self.find_holes()?;
         }
@@ -231,13 +241,16 @@ impl State {
             whole.extend(self.pending.coldest(too_many.max(most / 2)));
             whole.sort_unstable();
         }
+        if self.pending.blocks.len() - whole.len() > most {
+            return Ok(false);
+        }
         if patches.is_empty() && whole.is_empty() && self.pending.discards.is_empty() {
             return Ok(true);
         }
         let bytes: usize = patches.iter().map(|(_, patch)| patch.bytes()).sum();
         let change = Change { bytes: (SUMMARY_BYTES + bytes) as u64 + 64 * patches.len() as u64, ..Change::default() };
-        // Where some of them go, the others may be as many extents as blocks.
-        let apart = Change::blocks(0, if too_many > 0 { self.pending.blocks.len() as u64 } else { 0 });
+        // Where some of them go, all may be as many extents as blocks.
+        let apart = Change::blocks(0, if whole.is_empty() { 0 } else { self.pending.blocks.len() as u64 });
         let room = self.store.available() >= self.need(self.pending_change().and(change).and(apart), Level::Takes);
         if !room {
             return Ok(false);

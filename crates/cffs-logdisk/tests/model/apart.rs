@@ -82,6 +82,29 @@ fn what_was_written_at_different_times_is_read_together_then() {
     }
 }
 
+/// Blocks that batches have patches of lie nowhere until they are written whole, and then side by side.
+#[test]
+fn what_waits_is_written_whole_before_it_is_known_what_is_apart() {
+    let device: Arc<MemoryDevice> = Arc::new(MemoryDevice::new(64 << 20));
+    let disk = format(device.clone(), &LogOptions::default());
+    scatter(&disk, 64);
+    for n in 0..64 {
+        let mut data = block(n, 1);
+        data[7] ^= 1;
+        disk.write_at(IoKind::Data, n * BLOCK, &data).unwrap();
+        disk.flush().unwrap();
+        disk.write_at(IoKind::Data, n * BLOCK, &block(n, 1)).unwrap();
+        disk.flush().unwrap();
+    }
+    assert!(disk.stats().patches > 0);
+    let all = 0..64 * BLOCK;
+    disk.bring_together(std::slice::from_ref(&all)).unwrap();
+    disk.flush().unwrap();
+    let disk = open(device, &LogOptions::default());
+    assert_eq!(disk.bring_together(&[all]).unwrap(), 0, "it lies in order");
+    (0..64).for_each(|n| assert_has(&disk, n, 1));
+}
+
 /// In the first of several segments there may be room for a part.
 #[test]
 fn what_fills_several_segments_lies_in_order_where_it_goes_on_in_the_next() {

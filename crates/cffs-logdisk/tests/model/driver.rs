@@ -74,6 +74,8 @@ pub struct Driver {
     pub attempted: Vec<Model>,
     /// The last operation.
     pub last: u32,
+    /// Whether some writes are not atomic, and some change nothing.
+    pub plain: bool,
 }
 
 impl Driver {
@@ -96,6 +98,7 @@ impl Driver {
             last: 0,
             seen: [0; 3],
             attempted: Vec::new(),
+            plain: false,
         }
     }
 
@@ -130,8 +133,54 @@ impl Driver {
         (start, n.min(all - start).max(1))
     }
 
+    /// Writes as no file system does what may be there in part after a crash: up to any block.
+    fn write_plainly(&mut self, branch: u32, (start, n): (usize, usize), tag: u32) -> io::Result<()> {
+        let mut tags = self.model.branches[&branch].clone();
+        let mut parts = Vec::new();
+        for i in start..start + n {
+            Arc::make_mut(&mut tags)[i] = tag;
+            if i + 1 == start + n || (i + 1) % SECTORS_PER_BLOCK == 0 {
+                let mut part = self.model.clone();
+                part.branches.insert(branch, tags.clone());
+                parts.push(part);
+            }
+        }
+        self.attempted = parts.clone();
+        let device = self.device_of(branch);
+        let written = device.write_at(IoKind::Data, (start * SECTOR) as u64, &sector(tag).repeat(n));
+        match &written {
+            Ok(()) => {}
+            // A part of it is there.
+            Err(e) if e.kind() == io::ErrorKind::StorageFull => {
+                let mut data = vec![0; n * SECTOR];
+                device.read_at(IoKind::Data, (start * SECTOR) as u64, &mut data)?;
+                let there = data.chunks(SECTOR).take_while(|bytes| **bytes == sector(tag)).count();
+                parts.retain(|part| part.branches[&branch][start..].iter().take_while(|t| **t == tag).count() <= there);
+            }
+            Err(_) => return written,
+        }
+        self.model = parts.last().unwrap_or(&self.model).clone();
+        self.possible.append(&mut parts);
+        written
+    }
+
+    /// Writes what is there.
+    fn write_again(&mut self, branch: u32, (start, n): (usize, usize)) -> io::Result<()> {
+        let data: Vec<u8> =
+            self.model.branches[&branch][start..start + n].iter().flat_map(|tag| sector(*tag)).collect();
+        let request =
+            WriteRequest { kind: IoKind::Meta, offset: (start * SECTOR) as u64, bufs: vec![IoSlice::new(&data)] };
+        self.attempted = vec![self.model.clone()];
+        self.device_of(branch).write_atomic(&[request])
+    }
+
     fn write_to(&mut self, branch: u32, ranges: &[(usize, usize)]) -> io::Result<()> {
         let tag = self.tag();
+        match tag % 4 {
+            0 if self.plain => return self.write_plainly(branch, ranges[0], tag),
+            1 if self.plain => return self.write_again(branch, ranges[0]),
+            _ => {}
+        }
         let one = sector(tag);
         let mut tags = self.model.branches[&branch].clone();
         let data: Vec<Vec<u8>> = ranges.iter().map(|(_, n)| one.repeat(*n)).collect();
