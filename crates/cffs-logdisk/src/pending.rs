@@ -109,9 +109,13 @@ impl Pending {
 
     /// Counts the runs of the blocks anew, if nothing was discarded.
     fn count_extents(&mut self) {
-        let follows = |(before, at): &(&Logical, &Logical)| before.branch == at.branch && before.block + 1 == at.block;
-        let joined = self.blocks.keys().zip(self.blocks.keys().skip(1)).filter(follows).count();
-        self.extents = self.blocks.len() - joined;
+        self.extents = runs(self.blocks.keys());
+    }
+
+    /// Runs of some of the blocks, in ascending order, and of the others.
+    pub(crate) fn runs_without(&self, some: &[Logical]) -> usize {
+        let others = self.blocks.keys().filter(|at| some.binary_search(at).is_err());
+        runs(some.iter()) + runs(others)
     }
 
     /// Runs of blocks that a block adds.
@@ -176,6 +180,13 @@ impl Pending {
     }
 }
 
+/// Runs of blocks side by side, of blocks in ascending order.
+fn runs<'a>(blocks: impl Iterator<Item = &'a Logical>) -> usize {
+    let mut last = None;
+    let begins = |at: &&Logical| last.replace(**at).is_none_or(|l| l.branch != at.branch || l.block + 1 != at.block);
+    blocks.filter(begins).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +231,7 @@ mod tests {
         );
         assert_eq!(whole, [at(2), at(3)]);
         assert_eq!(p.with_blocks(0, 2..9, &[(4, 3), (9, 1)]), [(2, 5), (9, 1)]);
+        assert_eq!([p.runs_without(&whole), p.runs_without(&[])], [3, 1]);
         p.discard(0, 9, 12, 1);
         p.was_patched(&whole);
         assert!(p.patched && p.discards.is_empty());

@@ -16,6 +16,8 @@ use std::ops::ControlFlow;
 
 /// Discarded ranges after which a batch ends.
 const DISCARDS_MAX: usize = 4096;
+/// Blocks that are mostly side by side in a batch.
+const USUAL_RUN: u64 = 8;
 /// Blocks of neighbours that are handed to the packer at once.
 const RUN_BLOCKS_MAX: usize = 256;
 
@@ -142,10 +144,10 @@ impl State {
         if is_room { changed } else { all }
     }
 
-    /// Whether there is room for what is pending, and for a batch of the usual length.
+    /// Whether there is room for what is pending, and for a batch of the usual length. What is accepted finds out whether there is for it.
     fn is_room_beside_a_batch(&self) -> bool {
         let batch = (self.batch_max() / BLOCK_BYTES) as u64;
-        let both = self.pending_change().and(Change::blocks(batch, batch));
+        let both = self.pending_change().and(Change::blocks(batch, batch / USUAL_RUN));
         self.store.available() >= self.need(both, Level::Takes)
     }
 
@@ -249,8 +251,8 @@ impl State {
         }
         let bytes: usize = patches.iter().map(|(_, patch)| patch.bytes()).sum();
         let change = Change { bytes: (SUMMARY_BYTES + bytes) as u64 + 64 * patches.len() as u64, ..Change::default() };
-        // Where some of them go, all may be as many extents as blocks.
-        let apart = Change::blocks(0, if whole.is_empty() { 0 } else { self.pending.blocks.len() as u64 });
+        // Where some of them go, the others are more extents than all were.
+        let apart = Change::blocks(0, self.pending.runs_without(&whole).saturating_sub(self.pending.extents) as u64);
         let room = self.store.available() >= self.need(self.pending_change().and(change).and(apart), Level::Takes);
         if !room {
             return Ok(false);

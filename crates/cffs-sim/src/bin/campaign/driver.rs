@@ -112,7 +112,7 @@ impl Driver<'_> {
             for current in &self.current {
                 let (job, worker) = (&job, Worker { driver: self, current });
                 s.spawn(move || {
-                    while !self.is_over() && job(self.next.fetch_add(1, Ordering::Relaxed), &worker) {}
+                    while !self.is_over() && job(self.next.fetch_add(self.args.every, Ordering::Relaxed), &worker) {}
                     *lock(current) = None;
                     self.ended.fetch_add(1, Ordering::Relaxed);
                 });
