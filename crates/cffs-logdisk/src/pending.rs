@@ -46,8 +46,11 @@ impl Pending {
     }
 
     /// Blocks that are what they were when the last batch ended count as not written since then, and those of which no batch has patches are not pending.
+    /// Zeros that were written where something was discarded are more than the discard: of that a new map may know nothing.
     pub(crate) fn forget_unchanged(&mut self) {
-        let is_same = |at: &&Logical| self.bases.get(at).is_some_and(|base| self.blocks.get(at) == Some(base));
+        let is_same = |at: &&Logical| {
+            self.bases.get(at).is_some_and(|base| self.blocks.get(at) == Some(base)) && !self.is_discarded(**at)
+        };
         let same: Vec<Logical> = self.changed.iter().filter(is_same).copied().collect();
         for at in &same {
             self.changed.remove(at);
@@ -56,7 +59,7 @@ impl Pending {
                 self.bases.remove(at);
             }
         }
-        if self.discards.is_empty() {
+        if !same.is_empty() && self.discards.is_empty() {
             self.count_extents();
         }
     }
@@ -250,6 +253,26 @@ mod tests {
         assert_eq!(p.coldest(9).collect::<Vec<_>>(), [at(4)]);
         p.was_patched(&[at(4)]);
         assert!(!p.patched && p.is_empty());
+    }
+
+    #[test]
+    fn what_is_as_it_was_is_not_written_but_for_zeros_behind_a_discard() {
+        let at = |block| Logical { branch: 0, block };
+        let full = |byte| -> Box<[u8]> { vec![byte; BLOCK_BYTES].into() };
+        let mut p = Pending::default();
+        (1..4).for_each(|block| p.write(at(block), full(1), Some(full(2))));
+        p.write(at(4), full(3), Some(full(3)));
+        p.forget_unchanged();
+        assert_eq!((p.blocks.len(), p.changed(), p.extents), (3, 3, 1));
+        // Of 2 there is a patch, so what the batch has of it is to be written whole one day.
+        p.was_patched(&[at(1), at(3)]);
+        p.write(at(2), full(1), None);
+        p.discard(0, 7, 9, 1);
+        p.write(at(7), full(0), Some(full(5)));
+        p.write(at(8), full(1), Some(full(1)));
+        p.forget_unchanged();
+        assert_eq!(p.blocks.keys().copied().collect::<Vec<_>>(), [at(2), at(7), at(8)]);
+        assert_eq!(p.changed(), 2);
     }
 
     #[test]

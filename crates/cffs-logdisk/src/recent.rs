@@ -33,14 +33,7 @@ struct Generations {
     old: BTreeMap<Logical, Box<[u8]>>,
 }
 
-impl Generations {
-    fn remove(&mut self, at: Logical) {
-        self.young.remove(&at);
-        self.old.remove(&at);
-    }
-}
-
-/// What is in these blocks now, by why they are written again. No block is there twice.
+/// What is in these blocks now, by why they are written again. No block is there twice: who writes one has taken it.
 #[derive(Default)]
 pub(crate) struct Recent([Generations; 2]);
 
@@ -49,19 +42,18 @@ impl Recent {
         self.0.iter().flat_map(|g| [&g.young, &g.old]).find_map(|blocks| blocks.get(&at)).cloned()
     }
 
-    /// A block was written, and is this now.
+    /// A block is written. Returns what it was, if that is known.
+    pub(crate) fn take(&mut self, at: Logical) -> Option<Box<[u8]>> {
+        self.0.iter_mut().flat_map(|g| [&mut g.young, &mut g.old]).find_map(|blocks| blocks.remove(&at))
+    }
+
+    /// It was written, is this now, and is soon written again.
     pub(crate) fn put(&mut self, at: Logical, block: Box<[u8]>, again: Again) {
-        self.forget(at);
         let generations = &mut self.0[again as usize];
         if generations.young.len() >= again.most() {
             generations.old = std::mem::take(&mut generations.young);
         }
         generations.young.insert(at, block);
-    }
-
-    /// A block was written with many others.
-    pub(crate) fn forget(&mut self, at: Logical) {
-        self.0.iter_mut().for_each(|generations| generations.remove(at));
     }
 
     /// Blocks were discarded.
@@ -86,6 +78,7 @@ mod tests {
         let has = |recent: &Recent, block| recent.get(at(block)).map(|b| u64::from_le_bytes((*b).try_into().unwrap()));
         for block in 0..10_000u64 {
             for value in [block, block + 1] {
+                assert_eq!(recent.take(at(block)).is_some(), value > block);
                 recent.put(at(block), value.to_le_bytes().into(), Again::Part);
                 assert_eq!(has(&recent, block), Some(value));
             }
@@ -93,7 +86,7 @@ mod tests {
             assert!(parts.young.len() + parts.old.len() <= 256 && commits.young.is_empty());
         }
         assert!(has(&recent, 0).is_none() && has(&recent, 9_900).is_some());
-        recent.forget(at(9_999));
+        assert_eq!(recent.take(at(9_999)).unwrap()[..], 10_000u64.to_le_bytes());
         recent.forget_range(1, 9_890, 9_901);
         recent.forget_range(2, 0, 20_000);
         let there: Vec<bool> = [9_999, 9_998, 9_901, 9_900, 9_890].map(|block| has(&recent, block).is_some()).into();
@@ -108,11 +101,11 @@ mod tests {
         (100..10_000).for_each(|block| recent.put(at(block), vec![2].into(), Again::Commit));
         assert_eq!(recent.get(at(5)).unwrap()[..], [1]);
         assert!(recent.get(at(9_600)).is_some() && recent.get(at(8_000)).is_none());
-        recent.put(at(9_999), vec![3].into(), Again::Part);
-        recent.put(at(5), vec![4].into(), Again::Commit);
-        assert_eq!([5, 9_999].map(|block| recent.get(at(block)).unwrap()[0]), [4, 3]);
-        recent.forget(at(5));
-        recent.forget(at(9_999));
-        assert!(recent.get(at(5)).is_none() && recent.get(at(9_999)).is_none(), "not as it was before");
+        for (block, was, is, again) in [(9_999, 2, 3, Again::Part), (5, 1, 4, Again::Commit)] {
+            assert_eq!(recent.take(at(block)).unwrap()[..], [was]);
+            recent.put(at(block), vec![is].into(), again);
+            assert_eq!(recent.take(at(block)).unwrap()[..], [is]);
+            assert!(recent.take(at(block)).is_none(), "not as it was before");
+        }
     }
 }

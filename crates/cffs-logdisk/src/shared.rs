@@ -392,13 +392,11 @@ impl Shared {
             }
         }
         // Before any of them takes the place of another.
-        let bases: Vec<_> = changed.keys().map(|block| state.recent.get(Logical { branch, block: *block })).collect();
+        let bases: Vec<_> = changed.keys().map(|block| state.recent.take(Logical { branch, block: *block })).collect();
         for ((number, data), was) in changed.into_iter().zip(bases) {
             let at = Logical { branch, block: number };
             if is_again || !covered.is_whole(number) {
                 state.recent.put(at, data.clone(), again);
-            } else {
-                state.recent.forget(at);
             }
             state.pending.write(at, data, was);
         }

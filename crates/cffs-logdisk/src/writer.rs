@@ -252,7 +252,8 @@ impl State {
         let bytes: usize = patches.iter().map(|(_, patch)| patch.bytes()).sum();
         let change = Change { bytes: (SUMMARY_BYTES + bytes) as u64 + 64 * patches.len() as u64, ..Change::default() };
         // Where some of them go, the others are more extents than all were.
-        let apart = Change::blocks(0, self.pending.runs_without(&whole).saturating_sub(self.pending.extents) as u64);
+        let parts = if whole.is_empty() { 0 } else { self.pending.runs_without(&whole) };
+        let apart = Change::blocks(0, parts.saturating_sub(self.pending.extents) as u64);
         let room = self.store.available() >= self.need(self.pending_change().and(change).and(apart), Level::Takes);
         if !room {
             return Ok(false);

@@ -133,7 +133,7 @@ impl Driver {
         (start, n.min(all - start).max(1))
     }
 
-    /// Writes as no file system does what may be there in part after a crash: up to any block.
+    /// Writes as a file system writes data: after a crash it may be there up to any block.
     fn write_plainly(&mut self, branch: u32, (start, n): (usize, usize), tag: u32) -> io::Result<()> {
         let mut tags = self.model.branches[&branch].clone();
         let mut parts = Vec::new();

@@ -166,7 +166,7 @@ fn where_too_many_have_patches_the_coldest_are_written_whole() {
 /// Metadata that changes a little each time that much is synced is written whole once, and not each time.
 #[test]
 fn a_long_batch_has_patches_of_what_changes_again() {
-    const DATA: u64 = 800;
+    const DATA: u64 = 1200;
     const META: u64 = 100;
     let mut small = Small::of(META as usize, 256 << 20);
     small.commit(0..META as usize);
@@ -195,6 +195,47 @@ fn a_long_batch_has_patches_of_what_changes_again() {
     small.check(&small.disk);
     small.disk = open(&small.device, &LogOptions::default());
     small.check(&small.disk);
+}
+
+/// Where little is free, blocks that wait do not make the batches of others short.
+#[test]
+fn near_full_data_goes_in_few_requests_although_blocks_wait() {
+    let mut small = Small::of(80, 64 << 20);
+    let mut end = 1000;
+    while small.disk.write_at(IoKind::Data, end * BLOCK, &[7; 16 * BLOCK_BYTES]).is_ok() {
+        end += 16;
+    }
+    small.disk.flush().unwrap();
+    let blocks = end - 1000;
+    assert!(blocks > 10_000, "{blocks}");
+    let mut waited = 0;
+    // From where nothing is free to where nothing needs to be cleaned.
+    for kept in (0..=512).step_by(32) {
+        small.disk.discard((end - kept) * BLOCK, kept.min(32) * BLOCK).unwrap();
+        small.disk.flush().unwrap();
+        small.commit(0..80);
+        small.disk.flush().unwrap();
+        // As many as may wait.
+        let patches = small.disk.stats().patches;
+        for some in [0..40, 40..80] {
+            small.change_all(some.clone());
+            small.commit(some);
+            small.disk.flush().unwrap();
+        }
+        waited += small.disk.stats().patches - patches;
+        let requests = |s: &Small| s.device.snapshot().write_requests();
+        let before = requests(&small);
+        for n in 0..512 {
+            small.disk.write_at(IoKind::Data, (1000 + n) * BLOCK, &[kept as u8; BLOCK_BYTES]).unwrap();
+        }
+        small.disk.flush().unwrap();
+        // With those of the cleaner, and of checkpoints.
+        let requests = requests(&small) - before;
+        assert!(requests <= 64, "{requests} for 512 blocks, {kept} blocks from the end");
+    }
+    assert!(waited > 500, "{waited}");
+    small.check(&small.disk);
+    small.check(&open(&small.device, &read_only()));
 }
 
 /// What is written again as it is does not hide that others have patches: recovery knows 768 of them.
