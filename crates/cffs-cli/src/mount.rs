@@ -65,7 +65,7 @@ Mount options:
   threads=N                 Threads that answer the kernel
   maintenance=SECONDS       Files are brought back together when nobody has used the mount for so long;
                             nomaintenance: never (default)
-  learn, nolearn            Where the key `learned` holds, note in which order programs read small files (default), or not
+  learn, nolearn            Where the key `learned` holds, note which files, and which parts of large ones, programs read (default), or not
   io_uring, noio_uring      Messages come through io_uring, or there is no mount; or never. Default: where Linux
                             (from 6.14 on) allows it in /sys/module/fuse/parameters/enable_uring
   scrape=[ADDRESS:]PORT     Answer a Prometheus with the counters at http://ADDRESS:PORT/metrics; without an address at

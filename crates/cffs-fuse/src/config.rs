@@ -72,7 +72,7 @@ pub struct MountConfig {
     pub io_uring: IoUring,
     /// After which time without an operation files are brought back together (`cffs::Fs::maintain`). `None`: never.
     pub maintenance: Option<Duration>,
-    /// Whether it is noted in which order programs read small files, where the key `learned` holds.
+    /// Whether it is noted which files programs read, and which parts of large ones, where the key `learned` holds.
     pub learn: bool,
     /// The log disk that the file system is on, in the log layout: it is cleaned in the background, and has snapshots.
     pub log_disk: Option<Arc<LogDisk>>,

@@ -43,6 +43,7 @@ mod notifier;
 mod ops;
 mod places;
 mod protocol;
+mod readahead;
 mod remount;
 mod ring;
 mod session;

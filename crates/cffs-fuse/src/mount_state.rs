@@ -10,6 +10,7 @@ use crate::maintenance::Maintenance;
 use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
+use crate::readahead::Readahead;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
 use crate::views::Views;
 use crate::volume::Members;
@@ -38,6 +39,7 @@ pub(crate) struct MountState {
     /// What is mounted.
     image: String,
     notifier: OnceLock<Notifier>,
+    pub(crate) readahead: Readahead,
     serving: AtomicBool,
     /// Cached pages were or are being dropped.
     dropping: AtomicBool,
@@ -78,6 +80,7 @@ impl MountState {
             answers: Answers::default(),
             image,
             notifier: OnceLock::new(),
+            readahead: Readahead::default(),
             serving: AtomicBool::new(false),
             dropping: AtomicBool::new(false),
             panicked: AtomicBool::new(false),

@@ -136,7 +136,7 @@ fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &Mount
         tracing::warn!("the log disk is cleaned by those who write only: {e}");
     }
     state.members.start();
-    mountpoint::set_readahead(unmounter.dir(), config.readahead);
+    state.readahead.begin(mountpoint::readahead_file(unmounter.dir()), config.readahead, state.fs().reads_parts());
     Ok(Session { events: Mutex::new(Some(events)), state, unmounter })
 }
 

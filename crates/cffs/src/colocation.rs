@@ -171,9 +171,14 @@ pub fn unit_of(
             let rank = limits.take(AGES as usize - 1).filter(|limit| age > *limit).count() as u64;
             Some((unit((4_u8, rank)), Order::NameSpace))
         }
-        (None, ColocationKey::Learned) => learned.map(|at| (unit((5_u8, 0_u8)), Order::Place(at))),
+        (None, ColocationKey::Learned) => learned.map(|at| (learned_unit(), Order::Place(at))),
         (None, ColocationKey::Directory) => None,
     }
+}
+
+/// The unit of the files that have a learned place. Of large ones it has the parts that are mostly read.
+pub fn learned_unit() -> Ino {
+    unit((5_u8, 0_u8))
 }
 
 /// The number of a unit. It is never stored.

@@ -19,7 +19,7 @@ pub(crate) use block_mount::{attributes, join};
 pub(crate) use loop_device::{LOOP_MAJOR, backing_file};
 pub(crate) use table::{Mounted, mounts};
 pub use unmount::Unmounter;
-pub(crate) use unmount::{Event, set_readahead};
+pub(crate) use unmount::{Event, readahead_file};
 
 use rustix::io::Errno;
 use std::ffi::OsStr;

@@ -17,14 +17,9 @@ use std::time::Duration;
 /// Longest wait for another thread that unmounts.
 const OTHERS_MAX: Duration = Duration::from_secs(10);
 
-/// Sets how far the kernel reads ahead. Only root may, and an error is ignored because this is only for speed.
-pub(crate) fn set_readahead(dir: &Path, bytes: u32) {
-    if let Ok(Some(mounted)) = cffs_at(dir) {
-        let file = mounted.bdi().join("read_ahead_kb");
-        if let Err(error) = std::fs::write(&file, (bytes >> 10).to_string()) {
-            tracing::debug!(file = %file.display(), %error, "readahead stays at the kernel's default");
-        }
-    }
+/// The file in sysfs for how far the kernel reads ahead, in KiB. `None` where the kernel does not say what is mounted.
+pub(crate) fn readahead_file(dir: &Path) -> Option<PathBuf> {
+    cffs_at(dir).ok()?.map(|mounted| mounted.bdi().join("read_ahead_kb"))
 }
 
 /// The cffs that is seen at `dir`, if there is one.

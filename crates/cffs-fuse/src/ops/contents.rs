@@ -25,6 +25,9 @@ impl Ops {
             // The kernel names no process where it reads for itself.
             if self.config.learn && who.pid != 0 {
                 fs.note_read(who.pid, ino, offset, out.len());
+                if fs.reads_parts() {
+                    self.state.readahead.note_parts();
+                }
             }
             fs.read(ino, offset, out)
         })

@@ -9,11 +9,14 @@ use cffs::{
 };
 
 use super::harness::{Harness, Setup};
+use super::libraries;
 use super::outcome::{Claim, Outcome};
 use crate::random::Random;
 
 /// Groups as in an image, of which timing says nothing.
 const GROUP: u64 = cffs::device::FALLBACK_GROUP_SIZE as u64;
+/// Disks with libraries, and groups of about the longest request of each.
+const LIBRARIES: [(&str, u64); 2] = [("volume-1ms", 256 << 10), ("hdd-2026", 1 << 20)];
 /// Units of which the requests are counted.
 const SAMPLES: usize = 100;
 /// Files after which what was written is synced: things do not come all at once.
@@ -324,6 +327,22 @@ pub fn colocation(scale: u64) -> Result<Outcome> {
             outcome.claims.push(Claim::at_most(claim, 1.1, m.all[1] / m.all[0]));
         }
     }
+    let mut starts = Vec::new();
+    for (disk, group) in LIBRARIES {
+        let m = libraries::measure(disk, group, 120 / scale)?;
+        let ([before, after, best], name) = (m.start, format!("parts of libraries, {disk}"));
+        let claim = format!("{name}: requests for the data, best possible = 1");
+        outcome.claims.push(Claim::at_most(claim, 1.3, after / best));
+        if disk == "volume-1ms" {
+            // On the other one an arm seeks to each of the parts.
+            let claim = format!("{name}: time to read everything, before = 1");
+            outcome.claims.push(Claim::at_most(claim, 1.1, m.all[1] / m.all[0]));
+        }
+        walks.push((name.clone(), m.all.to_vec()));
+        starts.push((name, vec![before, after, best]));
+    }
+    let columns = ["before", "after", "best possible"].map(str::to_string);
+    outcome.add("Requests for the data of a program's libraries", "requests", "case", &columns, starts, false);
     let columns = [
         "data, by directory",
         "data, by key",
@@ -345,7 +364,8 @@ pub fn colocation(scale: u64) -> Result<Outcome> {
     outcome.notes = vec![format!(
         "On volume-1ms with groups of {} KiB, after a regroup with and without the key. Files of 0.5 to 16 KB are synced after each {AT_ONCE}; \
          the site's lists, the times of last use and two starts of the program are told after that. Averages of up to {SAMPLES} units, each read with \
-         nothing in memory. Best possible: each unit in a directory of its own. Names stay with their directory whatever the key, so claims are of the data.",
+         nothing in memory. Best possible: each unit in a directory of its own. Names stay with their directory whatever the key, so claims are of the data. \
+         Libraries are of 1 to 7 MiB, with groups of 256 KiB and 1 MiB; of each a program reads 20 KB in up to four places, and parts of 64 KiB come together.",
         GROUP >> 10
     )];
     Ok(outcome)

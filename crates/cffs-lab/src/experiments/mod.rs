@@ -19,6 +19,7 @@ pub mod kernel_peers;
 mod keys;
 mod large;
 mod large_files;
+mod libraries;
 mod log_aging;
 mod log_compression;
 mod log_devices;

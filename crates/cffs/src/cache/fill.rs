@@ -43,10 +43,27 @@ impl Cache {
 
     /// Reads a missing block: alone, with its group, or with what belongs to its directory.
     fn fetch(&self, kind: IoKind, policy: &Prefetch, addr: BlockAddr, hint: &LocalityHint) -> Result<()> {
-        let (group, blocks) = (self.geo.group_of(addr), self.geo.group_blocks());
-        if !policy.wants_group(group, blocks, hint.sequential) {
+        if !policy.wants_group(self.geo.group_of(addr), self.geo.group_blocks(), hint.sequential) {
             return self.fill(kind, addr..addr + 1, addr..addr + 1, false).map(drop);
         }
+        self.fetch_group(kind, policy, addr, hint)
+    }
+
+    /// Reads blocks of data that lie in one group, as far as they are missing: with the group, or they alone, as the policy decides.
+    pub(crate) fn bring(&self, blocks: Range<BlockAddr>) -> Result<()> {
+        let Some(missing) = blocks.clone().find(|block| self.cached_or_wait(*block).is_none()) else { return Ok(()) };
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let policy = self.policy(IoKind::Data);
+        if policy.wants_group(self.geo.group_of(missing), self.geo.group_blocks(), false) {
+            return self.fetch_group(IoKind::Data, policy, missing, &LocalityHint::default());
+        }
+        let alone = missing..blocks.end;
+        self.fill(IoKind::Data, alone.clone(), alone, false).map(drop)
+    }
+
+    /// Reads a missing block with its group, or with what belongs to its directory.
+    fn fetch_group(&self, kind: IoKind, policy: &Prefetch, addr: BlockAddr, hint: &LocalityHint) -> Result<()> {
+        let (group, blocks) = (self.geo.group_of(addr), self.geo.group_blocks());
         if let Some(dir) = &hint.extents
             && self.fill_near(kind, policy, addr, dir, hint.sequential)?
         {

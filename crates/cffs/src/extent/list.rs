@@ -38,21 +38,10 @@ fn push_merged(out: &mut Vec<Extent>, e: Extent) {
     }
 }
 
-/// The part of an extent in `range`, which it overlaps.
-fn part(e: &Extent, range: &Range<u64>) -> Extent {
-    let from = e.logical.max(range.start);
-    let to = e.end().min(range.end);
-    Extent { logical: from, start: e.start + (from - e.logical), len: to - from, ..*e }
-}
-
-fn overlaps(e: &Extent, range: &Range<u64>) -> bool {
-    e.logical < range.end && e.end() > range.start
-}
-
 /// The parts of `e` before and after `range`.
 fn rest(e: &Extent, range: &Range<u64>) -> (Option<Extent>, Option<Extent>) {
-    let before = (e.logical < range.start).then(|| part(e, &(e.logical..range.start)));
-    let after = (e.end() > range.end).then(|| part(e, &(range.end..e.end())));
+    let before = (e.logical < range.start).then(|| e.part(&(e.logical..range.start)));
+    let after = (e.end() > range.end).then(|| e.part(&(range.end..e.end())));
     (before, after)
 }
 
@@ -66,7 +55,7 @@ pub(super) fn remove(list: &[Extent], range: &Range<u64>, limit: usize) -> (Vec<
     let mut freed = Vec::with_capacity(end - from);
     out.extend_from_slice(&list[..from]);
     for e in &list[from..end] {
-        let p = part(e, range);
+        let p = e.part(range);
         freed.push(Run { start: p.start, len: p.len });
         let (before, after) = rest(e, range);
         out.extend(before);
@@ -78,17 +67,17 @@ pub(super) fn remove(list: &[Extent], range: &Range<u64>, limit: usize) -> (Vec<
 
 /// Marks `range` as written or unwritten. `None` if nothing changes.
 pub(super) fn convert(list: &[Extent], range: &Range<u64>, unwritten: bool) -> Option<Vec<Extent>> {
-    if !list.iter().any(|e| overlaps(e, range) && e.unwritten != unwritten) {
+    if !list.iter().any(|e| e.overlaps(range) && e.unwritten != unwritten) {
         return None;
     }
     let mut out = Vec::with_capacity(list.len() + 2);
     for e in list {
-        if !overlaps(e, range) || e.unwritten == unwritten {
+        if !e.overlaps(range) || e.unwritten == unwritten {
             push_merged(&mut out, *e);
             continue;
         }
         let (before, after) = rest(e, range);
-        let middle = Extent { unwritten, ..part(e, range) };
+        let middle = Extent { unwritten, ..e.part(range) };
         for piece in [before, Some(middle), after].into_iter().flatten() {
             push_merged(&mut out, piece);
         }
@@ -100,7 +89,7 @@ pub(super) fn convert(list: &[Extent], range: &Range<u64>, unwritten: bool) -> O
 pub(super) fn relocate(list: &[Extent], range: &Range<u64>, to: u64) -> Option<Vec<Extent>> {
     let i = list.iter().position(|e| e.logical <= range.start && e.end() >= range.end)?;
     let (before, after) = rest(&list[i], range);
-    let moved = Extent { start: to, ..part(&list[i], range) };
+    let moved = Extent { start: to, ..list[i].part(range) };
     let mut out = list[..i].to_vec();
     [before, Some(moved), after].into_iter().flatten().for_each(|e| push_merged(&mut out, e));
     list[i + 1..].iter().for_each(|e| push_merged(&mut out, *e));
@@ -111,7 +100,7 @@ pub(super) fn relocate(list: &[Extent], range: &Range<u64>, to: u64) -> Option<V
 pub(super) fn split(list: &[Extent], at: u64) -> Option<Vec<Extent>> {
     let i = list.iter().position(|e| e.logical < at && e.end() > at)?;
     let mut out = list.to_vec();
-    out[i] = part(&list[i], &(0..at));
-    out.insert(i + 1, part(&list[i], &(at..u64::MAX)));
+    out[i] = list[i].part(&(0..at));
+    out.insert(i + 1, list[i].part(&(at..u64::MAX)));
     Some(out)
 }

@@ -26,7 +26,7 @@ mod zeros;
 pub use buffered::{extend, write};
 pub use context::FileCtx;
 pub use log_write::{fits_log, write_through_journal};
-pub use read::{read, read_ahead, seek};
+pub use read::{bring, read, read_ahead, seek};
 pub(crate) use reserve::reserve_tree;
 pub use retry::{Reclaim, with_space};
 pub use writeback::flush_deferred;

@@ -4,7 +4,7 @@ use super::{FileCtx, deferred};
 use crate::cache::{DataVerifier, LocalityHint, ReadRun};
 use crate::error::Result;
 use crate::extent::Mapping;
-use crate::format::{FileType, InodeFormat};
+use crate::format::{FileType, FragAddr, InodeFormat};
 use crate::inode::locality::dir_extents;
 use crate::node::NodeState;
 use crate::sums::Reading;
@@ -119,8 +119,16 @@ pub fn read_ahead(cx: &FileCtx<'_>, st: &NodeState, range: Range<u64>) {
 
 /// Fetches a range of a file ahead, from as many extents as have it.
 fn fetch_ahead(cx: &FileCtx<'_>, st: &NodeState, range: Range<u64>) -> Result<()> {
+    // A fragment of which the beginning was read is in memory.
+    let start = range.start.next_multiple_of(cx.cache.geometry().frag_size() as u64);
+    cx.cache.readahead(&written_runs(cx, st, start..range.end)?);
+    Ok(())
+}
+
+/// Where a range of a file is on the device, as far as it was written: first fragments, and their numbers.
+fn written_runs(cx: &FileCtx<'_>, st: &NodeState, range: Range<u64>) -> Result<Vec<(FragAddr, u64)>> {
     let g = cx.cache.geometry();
-    let mut logical = g.frags_for(range.start);
+    let mut logical = range.start >> g.frag_shift;
     let end = g.frags_for(range.end.min(deferred::written_size(st)));
     let mut runs = Vec::new();
     while logical < end {
@@ -135,7 +143,36 @@ fn fetch_ahead(cx: &FileCtx<'_>, st: &NodeState, range: Range<u64>) -> Result<()
             }
         }
     }
-    cx.cache.readahead(&runs);
+    Ok(runs)
+}
+
+/// Brings parts of a large file into the cache, in order, from at most so many groups: each with its group, as a small file. Among its neighbours there
+/// is what else is read of the file, or, where it lies in a chain, what is read with it.
+///
+/// # Errors
+/// Those of the device, and of the extent tree.
+pub fn bring(cx: &FileCtx<'_>, st: &NodeState, parts: &[Range<u64>], groups: u64) -> Result<()> {
+    let g = cx.cache.geometry();
+    let (mut left, mut last) = (groups, None);
+    for part in parts {
+        for (start, frags) in written_runs(cx, st, part.clone())? {
+            if !g.contains(start, frags) {
+                continue;
+            }
+            let mut at = g.block_of_frag(start);
+            let end = g.block_of_frag(start + frags - 1) + 1;
+            while at < end {
+                let group = g.group_of(at);
+                if last != Some(group) {
+                    let Some(fewer) = left.checked_sub(1) else { return Ok(()) };
+                    (left, last) = (fewer, Some(group));
+                }
+                let next = (group + g.group_blocks()).min(end);
+                cx.cache.bring(at..next)?;
+                at = next;
+            }
+        }
+    }
     Ok(())
 }
 

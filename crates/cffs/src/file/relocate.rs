@@ -37,6 +37,11 @@ pub struct Copied {
 }
 
 impl Copied {
+    /// Whether it is of the same file as other data.
+    pub fn is_of_same_file(&self, other: &Copied) -> bool {
+        Arc::ptr_eq(&self.node, &other.node)
+    }
+
     /// Number of fragments.
     pub fn frags(&self) -> u64 {
         self.parts.iter().map(|(e, _)| e.len).sum()
@@ -56,8 +61,7 @@ pub fn extents_to_move(cx: &FileCtx<'_>, node: &Node, st: &NodeState, range: &Ra
         return Ok(extents);
     }
     extent::for_each(cx.cache, &st.inode, range.clone(), |e| {
-        let (from, to) = (e.logical.max(range.start), e.end().min(range.end));
-        extents.push(Extent { logical: from, start: e.start + (from - e.logical), len: to - from, ..e });
+        extents.push(e.part(range));
         Ok(())
     })?;
     Ok(extents)

@@ -8,6 +8,7 @@
 use super::{
     BlockAddr, Corrupt, FragAddr, META_HEADER_SIZE, META_SPECIFIC, corrupt, get_u16, get_u64, put_u16, put_u64,
 };
+use std::ops::Range;
 
 /// Bytes of an encoded extent or child pointer.
 pub const EXTENT_SIZE: usize = 16;
@@ -38,6 +39,18 @@ impl Extent {
     #[inline]
     pub fn end(&self) -> u64 {
         self.logical + self.len
+    }
+
+    /// Whether it has something in a range of the file.
+    #[inline]
+    pub fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.logical < range.end && self.end() > range.start
+    }
+
+    /// The part in a range of the file, which it overlaps.
+    pub fn part(&self, range: &Range<u64>) -> Extent {
+        let (from, to) = (self.logical.max(range.start), self.end().min(range.end));
+        Extent { logical: from, start: self.start + (from - self.logical), len: to - from, ..*self }
     }
 
     /// Encodes into 16 bytes.

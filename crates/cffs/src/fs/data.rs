@@ -54,22 +54,21 @@ impl Fs {
             offset != 0 && node.last_read.load(Ordering::Relaxed) == offset || offset == 0 && buf.len() >= 65536;
         let len = (buf.len() as u64).min(st.inode.size.saturating_sub(offset));
         let looks_ahead = self.cache.looks_ahead();
-        if looks_ahead && len > 0 {
+        // What is mostly read in parts is not read on from one of them.
+        let is_part = self.bring_parts(&st, offset..offset + len);
+        if looks_ahead && len > 0 && !is_part {
             let ahead = node.readers.note(offset, len, self.cache.readahead_file_max());
-            file::read_ahead(&self.file_cx(), &st, ahead);
+            self.read_ahead(&st, ahead);
         }
-        let ahead = if sequential && !looks_ahead && !self.cache.reads_direct(st.inode.size, len as usize) {
-            READ_AHEAD
-        } else {
-            0
-        };
+        let reads_on = sequential && !looks_ahead && !is_part;
+        let ahead = if reads_on && !self.cache.reads_direct(st.inode.size, len as usize) { READ_AHEAD } else { 0 };
         node.reads.fetch_add(1, Ordering::Relaxed);
         let n = file::read(&self.file_cx(), &st, offset, buf);
         let alone = node.reads.fetch_sub(1, Ordering::Relaxed) == 1;
         let n = n?;
         // Where a kernel has the next long read under way, it reads ahead by itself. The thread would overtake that read.
         if alone || n < LONG_READ {
-            file::read_ahead(&self.file_cx(), &st, offset + n as u64..offset + n as u64 + ahead);
+            self.read_ahead(&st, offset + n as u64..offset + n as u64 + ahead);
         }
         node.last_read.store(offset + n as u64, Ordering::Relaxed);
         self.note_access(&node, &st);

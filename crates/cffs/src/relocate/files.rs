@@ -471,7 +471,8 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control
             }
             let (copied, outcome) = read_batch(cx, batch, &mut ahead, &copies, control);
             let frags: u64 = copied.iter().map(|(c, _)| c.frags()).sum();
-            (written, files, failed) = (written + frags, files + copied.len() as u64, outcome.err());
+            let of_files = copied.chunk_by(|(a, _), (b, _)| a.is_of_same_file(b)).count();
+            (written, files, failed) = (written + frags, files + of_files as u64, outcome.err());
             control.give_way();
             under_way.write(&cx.file, copied, copies.reservation());
             control.pace((2 * frags) << shift);

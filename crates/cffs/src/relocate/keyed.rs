@@ -3,11 +3,44 @@
 //! They are collected in a walk and come after it, unit by unit. Where there are too many for memory, the walk is done again for
 //! the rest.
 
-use crate::colocation::Order;
+use super::MoveCtx;
+use super::stretch::Item;
+use super::walk::{self, skip_lost};
+use crate::colocation::{self, Order};
+use crate::error::Result;
 use crate::format::Ino;
+use std::ops::Range;
 
 /// Files that are kept at once, at 32 bytes.
 const KEPT_MAX: usize = 1 << 20;
+
+/// The parts of a large file that lie with the others of its unit; none if it is for itself.
+pub(super) fn parts<'a>(cx: &MoveCtx<'a>, unit: Ino, ino: Ino) -> &'a [Range<u64>] {
+    if unit == colocation::learned_unit() { cx.learned.parts(ino) } else { &[] }
+}
+
+/// Whether a file has something to be placed with the others of its unit.
+pub(super) fn goes_with_others(cx: &MoveCtx<'_>, unit: Ino, ino: Ino, size: u64) -> bool {
+    size <= cx.file.placement.small_max() || !parts(cx, unit, ino).is_empty()
+}
+
+/// What that is now, in the order of the file: all of a small one.
+///
+/// # Errors
+/// What a regroup does not pass over.
+pub(super) fn items(cx: &MoveCtx<'_>, unit: Ino, ino: Ino) -> Result<Vec<Item>> {
+    let Some(f) = skip_lost(walk::file(cx, None, ino))?.flatten() else { return Ok(Vec::new()) };
+    // It may have grown since the walk.
+    if f.inode.size <= cx.file.placement.small_max() {
+        return Ok(vec![Item::file(ino, &f.extents)]);
+    }
+    let g = cx.file.cache.geometry();
+    let frags = parts(cx, unit, ino).iter().map(|p| p.start >> g.frag_shift..g.frags_for(p.end));
+    // None is longer than what lies in one place at best.
+    let step = g.group_frags();
+    let cut = frags.flat_map(|p| p.clone().step_by(step as usize).map(move |at| at..p.end.min(at + step)));
+    Ok(cut.filter_map(|part| Item::part(ino, &f.extents, part)).collect())
+}
 
 /// A file: its unit, its order there (given, then as found), its number.
 type Entry = (Ino, u64, u64, Ino);

@@ -6,9 +6,11 @@
 use super::MoveCtx;
 use super::control::{Control, Limits, Progress};
 use super::files::{self, Destination, pieces};
+use super::keyed;
 use super::pace::Uncommitted;
 use super::stretch::Item;
 use super::walk::{Visitor, walk};
+use crate::colocation::Order;
 use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::extent::LOGICAL_END;
@@ -237,6 +239,15 @@ impl Visitor for Large<'_> {
         if let Some(price) = self.price(frags, now) {
             self.note(Candidate { price, ino });
         }
+        Ok(())
+    }
+
+    fn file_of_unit(&mut self, (unit, _): (Ino, Order), ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
+        // Parts that lie with other files are where they should be.
+        if keyed::parts(&self.cx, unit, ino).is_empty() || self.limits.always {
+            return self.file(ino, size, extents);
+        }
+        self.progress.files += 1;
         Ok(())
     }
 }

@@ -4,11 +4,11 @@ use super::bounds::Bounds;
 use super::control::{Control, Limits, Progress};
 use super::cost::Reader;
 use super::evacuate::Gaps;
-use super::keyed::KeyedFiles;
+use super::keyed::{self, KeyedFiles};
 use super::strays::MainGroups;
 use super::stretch::{Item, Stretch, read_all};
 use super::survey::{Survey, price};
-use super::walk::{self, Visitor, skip_lost, walk};
+use super::walk::{Visitor, skip_lost, walk};
 use super::{MoveCtx, apart, area, detours, files, free_space, meta, names};
 use crate::colocation::Order;
 use crate::error::Result;
@@ -472,7 +472,7 @@ impl<'a> Planner<'a> {
         loop {
             self.sequences[Kind::Data as usize].came_from = [self.reader(), self.reader()];
             for unit in self.keyed.take().chunk_by(|(unit, _), (next, _)| unit == next) {
-                self.unit(unit.iter().map(|(_, ino)| *ino))?;
+                self.unit(unit[0].0, unit.iter().map(|(_, ino)| *ino))?;
             }
             self.finish(Kind::Data)?;
             if !self.keyed.begin_next_walk() {
@@ -489,16 +489,13 @@ impl<'a> Planner<'a> {
 
     /// The files of a unit, which is read alone. One that is no longer than a group stays where that takes hardly more requests than it must;
     /// a longer one is in no stretch with others.
-    fn unit(&mut self, files: impl Iterator<Item = Ino>) -> Result<()> {
+    fn unit(&mut self, number: Ino, files: impl Iterator<Item = Ino>) -> Result<()> {
         let (cx, g) = (self.cx, self.g);
         let (mut unit, mut begins) = (Stretch::default(), true);
         for ino in files {
             self.control.check()?;
-            // It may have grown since the walk.
-            if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten()
-                && f.inode.size <= cx.file.placement.small_max()
-            {
-                unit.push(Item { begins, ..Item::file(ino, &f.extents) });
+            for item in keyed::items(&cx, number, ino)? {
+                unit.push(Item { begins, ..item });
                 begins = false;
             }
             if unit.frags > g.group_frags() {
@@ -791,7 +788,7 @@ impl Visitor for Planner<'_> {
     fn file_of_unit(&mut self, (unit, order): (Ino, Order), ino: Ino, size: u64, _: &[Extent]) -> Result<()> {
         self.seen.1 += u64::from(!self.only_keyed);
         self.progress.files = self.progress.files.max(self.seen.1);
-        if size <= self.cx.file.placement.small_max() {
+        if keyed::goes_with_others(&self.cx, unit, ino, size) {
             self.keyed.push(unit, order, ino);
         }
         Ok(())

@@ -30,6 +30,13 @@ impl Item {
         Item { ino, logical: e.logical..e.end(), runs: vec![Run { start: e.start, len: e.len }], begins: false }
     }
 
+    /// A part of a file: what it has in a range of its fragments. `None` if that is nothing.
+    pub fn part(ino: Ino, extents: &[Extent], logical: Range<u64>) -> Option<Item> {
+        let parts = extents.iter().filter(|e| e.overlaps(&logical)).map(|e| e.part(&logical));
+        let runs: Vec<Run> = parts.map(|e| Run { start: e.start, len: e.len }).collect();
+        (!runs.is_empty()).then_some(Item { ino, logical, runs, begins: false })
+    }
+
     /// A block of a directory.
     pub fn block(g: &Geometry, ino: Ino, lblock: u64, addr: BlockAddr) -> Item {
         let (per, first) = (g.frags_per_block(), g.frag_of_block(lblock));

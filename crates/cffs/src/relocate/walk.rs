@@ -202,7 +202,7 @@ fn each_file(cx: &MoveCtx<'_>, dir: Ino, key: &ColocationKey, visitor: &mut dyn 
             let of = if embedded { None } else { Some(dir) };
             let found = if regular { skip_lost(file(cx, of, ino))?.flatten() } else { None };
             if let Some(f) = found {
-                let (mark, learned) = (f.mark.as_ref(), cx.learned.place(ino));
+                let (mark, learned) = (f.mark.as_ref(), cx.learned.place(ino, f.inode.size));
                 match colocation::unit_of(key, mark, &f.inode, cx.now, learned) {
                     Some(unit) => visitor.file_of_unit(unit, ino, f.inode.size, &f.extents)?,
                     None => visitor.file(ino, f.inode.size, &f.extents)?,

@@ -11,6 +11,7 @@ mod handles;
 mod immutable;
 mod large_files;
 mod large_writes;
+mod learned_parts;
 mod library;
 mod names;
 mod orphans;
