@@ -1,6 +1,6 @@
 //! The order that follows from what was read after what, and the parts of large files.
 
-use super::Follower;
+use super::known::{Follower, Known, VOTES_ENOUGH};
 use crate::addr_map::AddrMap;
 use crate::format::Ino;
 use std::cmp::Reverse;
@@ -29,27 +29,22 @@ struct Place {
 impl Chains {
     /// Whole chains, each in its order. Pairs with enough votes make them. The end of one and the beginning of another go together if
     /// they were seen to follow each other at all.
-    pub(super) fn new(files: &AddrMap<Ino, Follower>, enough: u8) -> Chains {
-        let mut files: Vec<(Ino, Follower)> = files.iter().map(|(ino, f)| (*ino, *f)).collect();
+    pub(super) fn new(known: &Known) -> Chains {
+        let mut files: Vec<(Ino, Follower)> = known.followers.iter().map(|(ino, f)| (*ino, *f)).collect();
         // The most votes first; the numbers make the outcome the same each time.
         files.sort_unstable_by_key(|(ino, f)| (Reverse(f.votes), *ino));
         let mut links = Links::default();
         for (ino, f) in &files {
-            if f.votes >= enough {
+            if f.votes >= VOTES_ENOUGH {
                 links.join(*ino, f.next);
             }
         }
         for (ino, f) in &files {
-            if f.votes < enough && links.has(*ino) && links.has(f.next) {
+            if f.votes < VOTES_ENOUGH && links.has(*ino) && links.has(f.next) {
                 links.join(*ino, f.next);
             }
         }
-        Chains { places: links.places(), parts: AddrMap::default() }
-    }
-
-    /// With what is mostly read of large files.
-    pub(super) fn with_parts(self, parts: AddrMap<Ino, Vec<Range<u64>>>) -> Chains {
-        Chains { parts, ..self }
+        Chains { places: links.places(), parts: known.large.all() }
     }
 
     /// The place of a file of this size, if it has one.
@@ -131,8 +126,8 @@ mod tests {
     fn the_short_files_of_a_chain_come_before_the_long_ones() {
         let chain =
             |first: u64, files: u64| (first..first + files - 1).map(|ino| (ino, Follower { next: ino + 1, votes: 2 }));
-        let files: AddrMap<Ino, Follower> = chain(100, 4).chain(chain(1000, 6)).collect();
-        let chains = Chains::new(&files, 2);
+        let followers = chain(100, 4).chain(chain(1000, 6)).collect();
+        let chains = Chains::new(&Known { followers, ..Known::default() });
         let size = |ino: &Ino| if ino.is_multiple_of(2) { LONG_MIN + 1 } else { LONG_MIN };
         let mut order: Vec<Ino> = (1000..1006).chain(100..104).collect();
         order.sort_by_key(|ino| chains.place(*ino, size(ino)));

@@ -9,37 +9,25 @@
 //! [`chains`] has the order, [`stored`] what is kept of all this.
 
 mod chains;
+mod known;
 mod parts;
 mod stored;
 
 pub use chains::Chains;
 pub use parts::Noted;
 
-use crate::addr_map::AddrMap;
 use crate::format::Ino;
+use known::{FILES_MAX, Follower, Known, VOTES_ENOUGH, VOTES_MAX};
 use parking_lot::Mutex;
-use parts::LargeFiles;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Files of which the table has a follower, at most, at 24 bytes.
-const FILES_MAX: usize = 1 << 16;
-/// Most votes for a follower.
-const VOTES_MAX: u8 = 8;
-/// Votes that a follower needs to count.
-const VOTES_ENOUGH: u8 = 2;
 /// After so many reads all followers lose a vote.
 const READS_TO_FORGET: u64 = 1 << 18;
 /// Processes whose last file is known.
 const PROCESSES: usize = 64;
 /// A process that has read so many files goes through a tree, whose order is known without it.
 const READS_OF_WALK: u32 = 8192;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Follower {
-    next: Ino,
-    votes: u8,
-}
 
 /// A process that reads.
 #[derive(Clone, Copy)]
@@ -49,13 +37,6 @@ struct Reader {
     reads: u32,
     /// When it read last.
     at: u64,
-}
-
-/// What is known of files.
-#[derive(Clone, Default)]
-struct Known {
-    followers: AddrMap<Ino, Follower>,
-    large: LargeFiles,
 }
 
 #[derive(Default)]
@@ -130,7 +111,7 @@ impl Learning {
     pub fn chains(&self) -> Chains {
         // That takes its time, and readers would wait.
         let known = self.table.lock().known.clone();
-        known.chains()
+        Chains::new(&known)
     }
 
     /// The stored form, if there is something new to be stored.
@@ -216,14 +197,9 @@ impl Table {
     }
 }
 
-impl Known {
-    fn chains(&self) -> Chains {
-        Chains::new(&self.followers, VOTES_ENOUGH).with_parts(self.large.all())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::parts::{OF_FILE_MAX, PART};
     use super::*;
 
     fn run(t: &mut Table, process: u32, files: impl IntoIterator<Item = Ino>) {
@@ -233,7 +209,7 @@ mod tests {
     }
 
     fn order(t: &Table) -> Vec<Ino> {
-        t.known.chains().files()
+        Chains::new(&t.known).files()
     }
 
     #[test]
@@ -290,5 +266,72 @@ mod tests {
         let mut t = Table::default();
         (0..2).for_each(|p| run(&mut t, p, 1..=u64::from(READS_OF_WALK) * 2));
         assert_eq!(t.known.followers.len(), READS_OF_WALK as usize - 2);
+    }
+
+    const SIZE: u64 = 1 << 30;
+
+    #[test]
+    fn the_table_is_bounded_and_so_is_what_is_stored() {
+        let mut t = Table::default();
+        for p in 0..40_u32 {
+            (0..8000).for_each(|n| {
+                t.note(p, 1 + (u64::from(p) * 8000 + n) * 0x1_0001);
+            });
+            (0..100).for_each(|n| {
+                t.note(100 + p, 1 + n);
+            });
+        }
+        for ino in 1..300 {
+            t.known.large.begin(ino);
+            (0..OF_FILE_MAX as u64).for_each(|n| {
+                t.known.large.note(ino, 3 * n * PART..3 * n * PART + 1, SIZE);
+            });
+        }
+        assert!(t.known.followers.len() <= FILES_MAX);
+        assert!(t.readers.len() <= PROCESSES);
+        let stored = stored::encode(&t.known);
+        assert!(stored.len() <= 60_000 && stored.len() > 99 * 3 - 1, "{}", stored.len());
+        let followers = stored::decode(&stored).followers;
+        assert!(followers.iter().all(|(ino, f)| t.known.followers[ino] == *f));
+        assert!(followers.len() >= 99);
+    }
+
+    #[test]
+    fn what_is_stored_comes_back_and_damage_does_no_harm() {
+        let l = Learning::default();
+        for round in 0..3 {
+            l.begin_large(1, 9);
+            l.note_part(1, 9, 0..3 * PART, SIZE);
+            l.note_part(1, 9, 1 << 20..(1 << 20) + 1, SIZE);
+            if round == 0 {
+                l.note_part(1, 9, 9 * PART..10 * PART, SIZE);
+            }
+        }
+        for p in 0..3 {
+            for ino in [5, 7, u64::MAX >> 1, 6, 1 << 40] {
+                l.note(p, ino);
+            }
+        }
+        let stored = l.take_changed().unwrap();
+        assert_eq!(l.take_changed(), None);
+        let other = Learning::default();
+        other.load(&stored);
+        assert!([5, 7, u64::MAX >> 1, 6].iter().all(|ino| other.chains().number(*ino) == l.chains().number(*ino)));
+        assert_eq!(other.chains().number(1 << 40), Some(4));
+        assert_eq!(other.counts(), (4, 4));
+        assert!(other.knows_large());
+        assert_eq!(other.begin_large(1, 9), [0..3 * PART, 16 * PART..17 * PART]);
+        assert_eq!(other.table.lock().known.large.with_votes(1)[0].1.len(), 4, "what was not read has lost its votes");
+        for cut in 0..stored.len() {
+            other.load(&stored[..cut]);
+        }
+        for at in 0..stored.len() {
+            let mut bad = stored.clone();
+            bad[at] ^= 0xff;
+            other.load(&bad);
+            other.chains();
+        }
+        other.load(&[3, 2, 4, 1]);
+        assert_eq!((other.counts(), other.knows_large()), ((0, 0), false));
     }
 }

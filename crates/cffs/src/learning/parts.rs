@@ -3,13 +3,14 @@
 //! A program's reads of a file begin with its beginning. A part that is read gets two votes, once each time the file is begun, and loses one
 //! each time it is not: several programs may use one library by turns.
 
-use super::VOTES_MAX;
 use crate::addr_map::AddrMap;
 use crate::format::Ino;
 use std::ops::Range;
 
 /// A part has so many bytes: what a kernel reads around a page that a program touches is twice that at most, where it is told so.
 pub(super) const PART: u64 = 64 << 10;
+/// Most votes, for a part as for a follower.
+pub(super) const VOTES_MAX: u8 = 8;
 /// Votes for a part that is read, and what it needs to count: once is no habit.
 const VOTES_GAIN: u8 = 2;
 const VOTES_ENOUGH: u8 = 3;

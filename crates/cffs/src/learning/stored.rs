@@ -1,7 +1,8 @@
 //! What was learned as bytes, for the attribute that keeps it. What is damaged is left out.
 
+use super::chains::Chains;
+use super::known::{FILES_MAX, Follower, Known, VOTES_MAX};
 use super::parts::{self, Part};
-use super::{FILES_MAX, Follower, Known, VOTES_MAX};
 use crate::format::Ino;
 
 /// Version of the stored form, and its most bytes.
@@ -17,7 +18,7 @@ pub(super) fn encode(known: &Known) -> Vec<u8> {
 }
 
 fn encode_from(known: &Known, least: u8) -> Vec<u8> {
-    let chains = known.chains();
+    let chains = Chains::new(known);
     let mut files: Vec<(u32, Ino, Follower)> = known
         .followers
         .iter()
@@ -130,78 +131,4 @@ fn get_byte(bytes: &mut &[u8]) -> Option<u8> {
     let (byte, rest) = bytes.split_first()?;
     *bytes = rest;
     Some(*byte)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Learning, PROCESSES, Table};
-    use super::parts::{OF_FILE_MAX, PART};
-    use super::*;
-
-    const SIZE: u64 = 1 << 30;
-
-    #[test]
-    fn the_table_is_bounded_and_so_is_what_is_stored() {
-        let mut t = Table::default();
-        for p in 0..40_u32 {
-            (0..8000).for_each(|n| {
-                t.note(p, 1 + (u64::from(p) * 8000 + n) * 0x1_0001);
-            });
-            (0..100).for_each(|n| {
-                t.note(100 + p, 1 + n);
-            });
-        }
-        for ino in 1..300 {
-            t.known.large.begin(ino);
-            (0..OF_FILE_MAX as u64).for_each(|n| {
-                t.known.large.note(ino, 3 * n * PART..3 * n * PART + 1, SIZE);
-            });
-        }
-        assert!(t.known.followers.len() <= FILES_MAX);
-        assert!(t.readers.len() <= PROCESSES);
-        let stored = encode(&t.known);
-        assert!(stored.len() <= STORED_MAX && stored.len() > 99 * 3 - 1, "{}", stored.len());
-        let followers = decode(&stored).followers;
-        assert!(followers.iter().all(|(ino, f)| t.known.followers[ino] == *f));
-        assert!(followers.len() >= 99);
-    }
-
-    #[test]
-    fn what_is_stored_comes_back_and_damage_does_no_harm() {
-        let l = Learning::default();
-        for round in 0..3 {
-            l.begin_large(1, 9);
-            l.note_part(1, 9, 0..3 * PART, SIZE);
-            l.note_part(1, 9, 1 << 20..(1 << 20) + 1, SIZE);
-            if round == 0 {
-                l.note_part(1, 9, 9 * PART..10 * PART, SIZE);
-            }
-        }
-        for p in 0..3 {
-            for ino in [5, 7, u64::MAX >> 1, 6, 1 << 40] {
-                l.note(p, ino);
-            }
-        }
-        let stored = l.take_changed().unwrap();
-        assert_eq!(l.take_changed(), None);
-        let other = Learning::default();
-        other.load(&stored);
-        assert!([5, 7, u64::MAX >> 1, 6].iter().all(|ino| other.chains().number(*ino) == l.chains().number(*ino)));
-        assert_eq!(other.chains().number(1 << 40), Some(4));
-        assert_eq!(other.counts(), (4, 4));
-        assert!(other.knows_large());
-        assert_eq!(other.begin_large(1, 9), [0..3 * PART, 16 * PART..17 * PART]);
-        assert_eq!(other.table.lock().known.large.with_votes(1)[0].1.len(), 4, "what was not read has lost its votes");
-        for cut in 0..stored.len() {
-            other.load(&stored[..cut]);
-        }
-        for at in 0..stored.len() {
-            let mut bad = stored.clone();
-            bad[at] ^= 0xff;
-            other.load(&bad);
-            other.chains();
-        }
-        other.load(&[VERSION + 1, 2, 4, 1]);
-        assert_eq!((other.counts(), other.knows_large()), ((0, 0), false));
-    }
 }
