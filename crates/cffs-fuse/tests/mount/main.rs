@@ -7,6 +7,7 @@ mod block;
 mod control;
 mod durable;
 mod flags;
+mod learning;
 mod limits;
 mod locks;
 mod message_table;

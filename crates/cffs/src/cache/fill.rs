@@ -49,16 +49,15 @@ impl Cache {
         self.fetch_group(kind, policy, addr, hint)
     }
 
-    /// Reads blocks of data that lie in one group, as far as they are missing: with the group, or they alone, as the policy decides.
+    /// Reads the group of these blocks of data, if one of them is missing and the policy wants groups. Otherwise who needs them reads them.
     pub(crate) fn bring(&self, blocks: Range<BlockAddr>) -> Result<()> {
         let Some(missing) = blocks.clone().find(|block| self.cached_or_wait(*block).is_none()) else { return Ok(()) };
-        self.counters.misses.fetch_add(1, Ordering::Relaxed);
         let policy = self.policy(IoKind::Data);
-        if policy.wants_group(self.geo.group_of(missing), self.geo.group_blocks(), false) {
-            return self.fetch_group(IoKind::Data, policy, missing, &LocalityHint::default());
+        if !policy.wants_group(self.geo.group_of(missing), self.geo.group_blocks(), false) {
+            return Ok(());
         }
-        let alone = missing..blocks.end;
-        self.fill(IoKind::Data, alone.clone(), alone, false).map(drop)
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        self.fetch_group(IoKind::Data, policy, missing, &LocalityHint::default())
     }
 
     /// Reads a missing block with its group, or with what belongs to its directory.

@@ -146,7 +146,8 @@ fn written_runs(cx: &FileCtx<'_>, st: &NodeState, range: Range<u64>) -> Result<V
     Ok(runs)
 }
 
-/// Brings parts of a large file into the cache, in order, from at most so many groups: each with its group, as a small file. Among its neighbours there
+/// Brings parts of a large file into the cache, in order, from at most so many groups: each with its group, as a small file, where groups are
+/// read; none otherwise. Among its neighbours there
 /// is what else is read of the file, or, where it lies in a chain, what is read with it.
 ///
 /// # Errors

@@ -35,16 +35,16 @@ impl Fs {
     fn learn_read(&self, process: u32, file: Ino, offset: u64, len: usize) {
         let Ok(node) = self.node(file) else { return };
         let bytes = offset..offset.saturating_add(len as u64);
-        let (parent, size) = {
+        let (parent, size, is_large) = {
             let st = node.state.read();
             let has_data =
                 st.inode.file_type() == FileType::Regular && !matches!(st.inode.format, InodeFormat::Inline(_));
-            if !has_data || offset > 0 && !self.is_large(&st) {
+            let is_large = self.is_large(&st);
+            if !has_data || offset > 0 && !is_large {
                 return;
             }
-            (st.inode.parent, st.inode.size)
+            (st.inode.parent, st.inode.size, is_large)
         };
-        let is_large = size > self.placement.small_max();
         // Its beginning was noted only where the key is.
         if offset == 0 {
             let learns = self.placement.learns(parent).or_else(|| {

@@ -91,8 +91,7 @@ impl Learning {
     pub fn forget_large(&self, file: Ino) {
         if self.knows_large() {
             let mut t = self.table.lock();
-            t.known.large.forget(file);
-            t.changed = true;
+            t.changed |= t.known.large.forget(file);
             self.knows_large.store(!t.known.large.is_empty(), Ordering::Relaxed);
         }
     }

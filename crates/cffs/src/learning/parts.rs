@@ -39,8 +39,8 @@ struct File {
     parts: Vec<Part>,
     /// How many parts were read since it was begun.
     read: u64,
-    /// That was too much.
-    throughout: bool,
+    /// Nothing is noted until it is begun again: too much of it was read, or it is known from an earlier mount.
+    waits: bool,
 }
 
 /// What became of reading some bytes.
@@ -56,10 +56,12 @@ impl File {
     /// It is read from end to end, as by a backup: how programs read it otherwise is neither learned from that nor forgotten.
     fn is_read_throughout(&mut self) {
         self.parts.retain_mut(|part| {
-            part.votes -= if std::mem::replace(&mut part.read, true) { VOTES_GAIN } else { 0 };
+            // All may have lost votes since this one was read.
+            part.votes =
+                part.votes.saturating_sub(if std::mem::replace(&mut part.read, true) { VOTES_GAIN } else { 0 });
             part.votes > 0
         });
-        self.throughout = true;
+        self.waits = true;
     }
 }
 
@@ -81,7 +83,7 @@ impl LargeFiles {
             }
         }
         let file = self.files.entry(ino).or_default();
-        (file.throughout, file.read) = (false, 0);
+        (file.waits, file.read) = (false, 0);
         let before = file.parts.len();
         file.parts.retain_mut(|part| {
             part.votes -= u8::from(!part.read);
@@ -94,7 +96,7 @@ impl LargeFiles {
     /// Bytes of a file of this size are read.
     pub fn note(&mut self, ino: Ino, bytes: Range<u64>, size: u64) -> Noted {
         let mut noted = Noted::default();
-        let Some(file) = self.files.get_mut(&ino).filter(|f| !f.throughout) else { return noted };
+        let Some(file) = self.files.get_mut(&ino).filter(|f| !f.waits) else { return noted };
         let bytes = bytes.start..bytes.end.min(size).min(u64::from(u32::MAX) * PART);
         if bytes.is_empty() {
             return noted;
@@ -130,9 +132,11 @@ impl LargeFiles {
         noted
     }
 
-    /// Nothing is known of a file any more.
-    pub fn forget(&mut self, ino: Ino) {
-        self.parts -= self.files.remove(&ino).map_or(0, |file| file.parts.len());
+    /// Nothing is known of a file any more. Whether something was.
+    pub fn forget(&mut self, ino: Ino) -> bool {
+        let file = self.files.remove(&ino);
+        self.parts -= file.as_ref().map_or(0, |file| file.parts.len());
+        file.is_some()
     }
 
     /// All parts lose a vote; those that have none left are forgotten, and files without parts.
@@ -179,7 +183,7 @@ impl LargeFiles {
             self.files.len() < FILES_MAX && self.parts + parts.len() <= PARTS_MAX && !self.files.contains_key(&ino);
         if fits {
             self.parts += parts.len();
-            self.files.insert(ino, File { parts, ..File::default() });
+            self.files.insert(ino, File { parts, waits: true, ..File::default() });
         }
         fits
     }
@@ -250,8 +254,7 @@ mod tests {
             l.note(5, own..own + 1, SIZE);
         }
         assert_eq!(l.of(5), [0..PART, 3 * PART..4 * PART, 7 * PART..8 * PART]);
-        l.forget(5);
-        l.forget(5);
+        assert!(l.forget(5) && !l.forget(5));
         assert_eq!((l.parts, l.is_empty()), (0, true));
     }
 
@@ -277,6 +280,24 @@ mod tests {
             l.begin(8);
             assert!(l.of(8).len() == 1 && l.parts == 1 && l.of(8)[0].start == 9 * PART);
         }
+    }
+
+    #[test]
+    fn parts_that_have_lost_votes_since_they_were_read_are_none_after_a_backup() {
+        let mut l = LargeFiles::default();
+        l.begin(5);
+        l.note(5, 0..PART, 10 * PART);
+        l.fade();
+        l.note(5, PART..10 * PART, 10 * PART);
+        assert_eq!(l.with_votes(1), []);
+        // As it comes from an earlier mount, in which it was read once and then not.
+        let part = Part { number: 3, votes: 1, read: true };
+        assert!(l.insert(6, vec![part]));
+        assert_eq!(l.note(6, PART..10 * PART, 10 * PART), Noted::default(), "it was not begun");
+        assert_eq!(l.with_votes(1), [(6, vec![part])]);
+        l.begin(6);
+        l.note(6, 0..10 * PART, 10 * PART);
+        assert_eq!(l.with_votes(1), [(6, vec![part])]);
     }
 
     #[test]

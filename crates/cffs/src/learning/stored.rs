@@ -14,11 +14,11 @@ const LARGE: u8 = 0x80;
 /// The followers as bytes: in the order of the chains, so that most numbers are small differences. The ones with the fewest
 /// votes are left out if it gets too long.
 pub(super) fn encode(known: &Known) -> Vec<u8> {
-    (1..=VOTES_MAX).map(|least| encode_from(known, least)).find(|b| b.len() <= STORED_MAX).unwrap_or_default()
+    let chains = Chains::new(known);
+    (1..=VOTES_MAX).map(|least| encode_from(known, &chains, least)).find(|b| b.len() <= STORED_MAX).unwrap_or_default()
 }
 
-fn encode_from(known: &Known, least: u8) -> Vec<u8> {
-    let chains = Chains::new(known);
+fn encode_from(known: &Known, chains: &Chains, least: u8) -> Vec<u8> {
     let mut files: Vec<(u32, Ino, Follower)> = known
         .followers
         .iter()

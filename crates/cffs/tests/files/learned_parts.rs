@@ -6,7 +6,9 @@ use cffs::{
     Caller, ColocationKey, Fs, Ino, MkfsOptions, MountOptions, PrefetchMode, ROOT_INO, Regroup, RegroupOptions,
     RegroupOutcome, RegroupStatus, SetAttr,
 };
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const ROOT: Caller = Caller::ROOT;
 const MIB: usize = 1 << 20;
@@ -217,4 +219,61 @@ fn a_file_that_is_cut_or_written_anew_loses_nothing_by_its_parts() {
     are_whole(&fs, &files[3..]);
     fs.close().unwrap();
     clean(&dev, "with changed libraries");
+}
+
+#[test]
+fn readers_and_a_writer_beside_regroups_never_see_a_wrong_byte() {
+    let dev = fresh(128 << 20, &MkfsOptions::default().group_size(MIB as u32));
+    let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, MountOptions::default().background(false)).unwrap();
+    let files = libraries(&fs);
+    start(&fs, 1, &files);
+    start(&fs, 2, &files);
+    let (read, written) = files.split_at(9);
+    let over = AtomicBool::new(false);
+    let work = |f: &dyn Fn()| {
+        while !over.load(Ordering::Relaxed) {
+            f();
+        }
+    };
+    std::thread::scope(|s| {
+        let (fs, work) = (&fs, &work);
+        for process in 3..5 {
+            s.spawn(move || {
+                work(&|| {
+                    start(fs, process, read);
+                })
+            });
+        }
+        s.spawn(move || {
+            let round = Cell::new(0_u8);
+            work(&|| {
+                round.set(round.get().wrapping_add(1));
+                for ino in written {
+                    for (offset, len) in READ {
+                        let new = vec![round.get(); len];
+                        fs.write(ROOT, *ino, offset as u64, &new).unwrap();
+                        fs.fsync(*ino, false).unwrap();
+                        let mut back = vec![0; len];
+                        fs.note_read(7, *ino, offset as u64, len);
+                        assert_eq!(fs.read(*ino, offset as u64, &mut back).unwrap(), len);
+                        assert!(back == new, "inode {ino} at {offset} in round {}", round.get());
+                    }
+                }
+            });
+            // As it was, all of which was moved meanwhile.
+            for ino in written {
+                let right = contents(*ino);
+                READ.iter().for_each(|(offset, len)| {
+                    fs.write(ROOT, *ino, *offset as u64, &right[*offset..offset + len]).unwrap();
+                });
+            }
+        });
+        for round in 0..40 {
+            regroup(fs, &RegroupOptions::default().always(round % 2 == 0).large(round % 4 == 2));
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    are_whole(&fs, &files);
+    fs.close().unwrap();
+    clean(&dev, "after readers, a writer and regroups");
 }
