@@ -25,6 +25,8 @@ use std::sync::Arc;
 pub(crate) const KEPT_BYTES: usize = 48 << 20;
 /// Longest chunk.
 const CHUNK_MAX: u64 = 1 << 20;
+/// What a request may be worth while nobody has said it.
+const UNKNOWN_CHUNK: u64 = 128 << 10;
 /// A chunk pays with so many short reads that it answers, or with half of its bytes.
 const PAYS: u64 = 3;
 /// Chunks, so much as what was read and not asked for, after which half of it is forgotten.
@@ -110,6 +112,14 @@ impl Around {
     /// Bytes that are worth a request; 0 while nobody has said it.
     pub(crate) fn chunk(&self) -> u64 {
         self.0.lock().chunk
+    }
+
+    /// Bytes that who reads in many places at once reads over, rather than to ask for what is behind them alone. An arm goes from one to the next; elsewhere
+    /// several are on their way at a time.
+    pub(crate) fn read_over(&self) -> u64 {
+        let inner = self.0.lock();
+        let chunk = if inner.chunk > 0 { inner.chunk } else { UNKNOWN_CHUNK };
+        if inner.has_arm { chunk } else { chunk / 4 }
     }
 
     /// Keeps what was read before anybody has asked for it. Its bytes do not speak against chunks, because no miss has brought them.

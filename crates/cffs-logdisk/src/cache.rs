@@ -60,6 +60,11 @@ impl NodeCache {
         self.put_any(key, node);
     }
 
+    /// So many nodes can be brought before the first is used: it is still there then.
+    pub(crate) fn brought_max(&self) -> usize {
+        self.half / 2
+    }
+
     /// What was read around nodes.
     pub(crate) fn around(&self) -> Arc<Around> {
         self.around.clone()

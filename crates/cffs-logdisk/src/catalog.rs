@@ -34,6 +34,8 @@ pub(crate) struct Branch {
     pub(crate) name: Vec<u8>,
     /// Blocks up to this version are in a snapshot as well. Follows from the rest.
     pub(crate) floor: u64,
+    /// The same after a crash, where snapshots are still there that were deleted since the last checkpoint.
+    pub(crate) floor_after_crash: u64,
     /// Devices that are open on it.
     pub(crate) opened: usize,
 }
@@ -91,7 +93,13 @@ impl Catalog {
         let floor = newest.unwrap_or_else(|| self.origin_version(branch));
         if let Some(b) = self.branches.get_mut(&branch) {
             b.floor = floor;
+            b.floor_after_crash = b.floor_after_crash.max(floor);
         }
+    }
+
+    /// A checkpoint has all that was deleted.
+    pub(crate) fn is_stored(&mut self) {
+        self.branches.values_mut().for_each(|b| b.floor_after_crash = b.floor);
     }
 
     /// The record of a branch or snapshot, whose tree must be stored; `None` if it is gone.
@@ -131,7 +139,9 @@ impl Catalog {
                 let root = Root::decode(&mut f)?;
                 let n = usize::from(f.u8()?);
                 let name = f.bytes(n)?.to_vec();
-                self.branches.insert(id, Branch { root, origin, list, deleting, name, floor: 0, opened: 0 });
+                let (floor, floor_after_crash, opened) = (0, 0, 0);
+                let branch = Branch { root, origin, list, deleting, name, floor, floor_after_crash, opened };
+                self.branches.insert(id, branch);
             }
             (2, deleting) => {
                 let (branch, version) = (f.u32()?, counter(f.u64()?)?);

@@ -253,6 +253,8 @@ impl State {
         self.log.durable = self.log.sequence - 1;
         self.log.since_checkpoint = 0;
         self.dirtied = 0;
+        self.freed_by_steps = 0;
+        self.catalog.is_stored();
         self.usage.fresh.clear();
         // The root that was just written refers to none of them.
         self.delete(self.empty_segments().collect());

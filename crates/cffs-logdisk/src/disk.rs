@@ -150,7 +150,7 @@ impl LogDisk {
             if bytes > state.space().free {
                 state.seal()?;
             }
-            if bytes > state.space().free {
+            if !state.give_back(bytes)? {
                 return Err(io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"));
             }
             state.reserved += bytes;

@@ -58,6 +58,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         pending: Pending::default(),
         recent: Recent::default(),
         patches: Patches::default(),
+        freed_by_steps: 0,
         reserved: 0,
         record: None,
         map_level: 0,
@@ -226,6 +227,7 @@ impl State {
             deleting: false,
             name: b"main".to_vec(),
             floor: 0,
+            floor_after_crash: 0,
             opened: 0,
         };
         self.catalog.branches.insert(MAIN_BRANCH, main);

@@ -174,8 +174,8 @@ pub(crate) fn patience(bytes: u64) -> u64 {
     bytes.saturating_mul(4).saturating_add(64 << 20)
 }
 
-/// Bytes read at once in a search.
-const SEARCH_BYTES: usize = 1 << 20;
+/// Bytes read at once.
+const READ_BYTES: usize = 1 << 20;
 
 /// The first batch that `wanted` takes, in a range of bytes of a segment, in whichever copy of several. What cannot be read has none. Gives up when `patience` is used up.
 pub(crate) fn search(
@@ -216,7 +216,7 @@ fn search_by(
     let end = store.segment_bytes().min(range.end);
     let mut at = range.start;
     let mut bytes = Vec::new();
-    let mut length = SEARCH_BYTES.max(step);
+    let mut length = READ_BYTES.max(step);
     while at < end {
         bytes.resize(length.min((end - at) as usize), 0);
         match get(at, &mut bytes) {
@@ -258,15 +258,35 @@ pub(crate) fn is_whole(store: &dyn SegmentStore, s: &Summary) -> io::Result<bool
 
 /// Whether the data of some entries of a batch has the checksums that its summary says.
 pub(crate) fn are_whole(store: &dyn SegmentStore, s: &Summary, which: &dyn Fn(&Entry) -> bool) -> io::Result<bool> {
+    let range = |at: u32, entry: &Entry| u64::from(at)..u64::from(at) + u64::from(entry.stored());
+    let wanted: Vec<(&Entry, Range<u64>)> =
+        s.placed().filter(|(entry, ..)| which(entry)).map(|(entry, _, at)| (entry, range(at, entry))).collect();
+    let mut left = &wanted[..];
     let mut data = Vec::new();
-    for (entry, _, at) in s.placed().filter(|(entry, ..)| which(entry)) {
-        data.resize(entry.stored() as usize, 0);
-        match get_right(store, s.segment, u64::from(at), &mut data, &mut |bytes| entry.verify(bytes)) {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
-            Err(e) => return Err(e),
+    while let Some((_, first)) = left.first() {
+        // Side by side, and not too much.
+        let ends = left.iter().scan(first.start, |end, (_, r)| {
+            let goes_on = r.start == *end && r.end <= first.start + READ_BYTES as u64;
+            *end = r.end;
+            goes_on.then_some(())
+        });
+        let (now, later) = left.split_at(ends.count().max(1));
+        let end = now.last().map_or(first.end, |(_, r)| r.end);
+        data.resize((end - first.start) as usize, 0);
+        let read = store.get(s.segment, first.start, &mut data);
+        for (entry, r) in now {
+            let bytes = &mut data[(r.start - first.start) as usize..(r.end - first.start) as usize];
+            if read.is_ok() && entry.verify(bytes) {
+                continue;
+            }
+            match get_right(store, s.segment, r.start, bytes, &mut |bytes| entry.verify(bytes)) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+                Err(e) => return Err(e),
+            }
         }
+        left = later;
     }
     Ok(true)
 }

@@ -11,6 +11,7 @@ use crate::space::{Change, Level};
 use crate::state::State;
 use crate::tree::{Edit, Root, Side, differences};
 use crate::usage::Nodes;
+use cffs_device::Purpose;
 use std::io;
 use std::ops::ControlFlow;
 
@@ -127,6 +128,8 @@ impl State {
     }
 
     /// Gives back the space of what was deleted: about `entries` extents, then returns. True if there is more to do.
+    ///
+    /// A step is in no batch: after a crash it is done again. So what it frees is given out when a checkpoint has it.
     pub(crate) fn delete_step(&mut self, entries: usize) -> io::Result<bool> {
         self.check()?;
         if !self.is_deleting() {
@@ -136,19 +139,38 @@ impl State {
         // What was accepted keeps its room.
         let change = self.pending_change().and(Change::freed(entries as u64));
         self.ensure_room(change, Level::Frees)?;
-        let r = self.try_delete_step(entries);
-        self.fatal(r)?;
-        if self.is_dirty() {
-            self.checkpoint()?;
-        }
-        Ok(self.is_deleting())
-    }
-
-    fn try_delete_step(&mut self, entries: usize) -> io::Result<()> {
         if !self.frozen.is_empty() {
             // What only snapshots refer to must have a place before one of them goes.
             self.checkpoint()?;
         }
+        let before = self.usage.live;
+        let r = self.try_delete_step(entries);
+        self.fatal(r)?;
+        self.freed_by_steps += before.saturating_sub(self.usage.live);
+        let is_more = self.is_deleting();
+        if self.is_dirty() || !is_more {
+            self.checkpoint()?;
+        }
+        Ok(is_more)
+    }
+
+    /// Sees to it that so many bytes are free, if what is being deleted has them.
+    pub(crate) fn give_back(&mut self, bytes: u64) -> io::Result<bool> {
+        while self.space().free < bytes {
+            let is_enough = self.space().free + self.freed_by_steps >= bytes;
+            if self.is_deleting() && !is_enough {
+                let _purpose = Purpose::Clean.scope();
+                self.delete_step(usize::MAX)?;
+            } else if self.freed_by_steps > 0 {
+                self.checkpoint()?;
+            } else {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn try_delete_step(&mut self, entries: usize) -> io::Result<()> {
         let branch = self.catalog.branches.iter().find(|(_, b)| b.deleting).map(|(id, _)| *id);
         if let Some(id) = branch {
             return self.delete_branch_step(id, entries);

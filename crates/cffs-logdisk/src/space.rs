@@ -213,8 +213,8 @@ impl State {
     pub(crate) fn space(&self) -> Space {
         let usable = self.usable(self.keeps_old());
         let pending = self.pending.blocks.len() as u64 * BLOCK_COST + self.reserved;
-        let free = usable.saturating_sub(self.usage.live + pending);
-        Space { usable, live: self.usage.live, pending, free }
+        let live = self.usage.live + self.freed_by_steps;
+        Space { usable, live, pending, free: usable.saturating_sub(live + pending) }
     }
 
     /// Whether there are snapshots, or were until all that is left of them are forwards.

@@ -57,6 +57,8 @@ pub(crate) struct State {
     pub(crate) recent: Recent,
     /// What the batches that recovery has applied say of blocks that were not written whole after that.
     pub(crate) patches: Patches,
+    /// Bytes that are free by steps of deletions that no checkpoint has: after a crash they live until these are done again.
+    pub(crate) freed_by_steps: u64,
     /// Bytes that somebody has reserved.
     pub(crate) reserved: u64,
     /// Where the record of the last checkpoint is: place and bytes.
@@ -116,6 +118,18 @@ impl State {
     /// Reads nodes of maps.
     pub(crate) fn nodes(&self) -> Nodes<'_> {
         Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: Some(&self.forward) }
+    }
+
+    /// The map is asked for these places next.
+    pub(crate) fn bring_map(&self, places: impl Iterator<Item = Logical>) {
+        let mut by_branch: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        places.for_each(|at| by_branch.entry(at.branch).or_default().push(at.block));
+        for (branch, mut blocks) in by_branch {
+            blocks.sort_unstable();
+            if let Some(b) = self.catalog.branches.get(&branch) {
+                b.root.bring(&self.nodes(), &blocks);
+            }
+        }
     }
 
     /// Changes the map of a branch. What it no longer refers to is freed, or noted for its snapshots.
@@ -190,6 +204,9 @@ impl State {
     fn unreferenced(&mut self, branch: u32, at: Birth, blocks: u32, bytes: u64, version: u64) -> io::Result<()> {
         let b = self.catalog.branches.get_mut(&branch).ok_or_else(|| corrupt("a branch is missing"))?;
         if version > b.floor {
+            if version <= b.floor_after_crash {
+                self.freed_by_steps += bytes;
+            }
             return self.free(at, blocks, bytes);
         }
         if version <= self.catalog.origin_version(branch) {
@@ -253,6 +270,10 @@ impl State {
     /// Does what the entries of a batch say. The batch is accounted for already. In recovery, `replay`, the nodes of a checkpoint that was
     /// not completed are of no use.
     pub(crate) fn apply(&mut self, summary: &Summary, replay: bool) -> io::Result<()> {
+        self.bring_map(summary.entries.iter().filter_map(|entry| match entry {
+            Entry::Write { at, .. } | Entry::Remap { at, .. } | Entry::Discard { at, .. } => Some(*at),
+            _ => None,
+        }));
         let placed: Vec<(u32, u32)> = summary.placed().map(|(_, o, at)| (o, at)).collect();
         for (entry, (ordinal, offset)) in summary.entries.iter().zip(placed) {
             self.apply_entry(entry, summary.segment, ordinal, offset, replay)?;
@@ -393,7 +414,7 @@ impl State {
         self.next_list += 1;
         let b = self.catalog.branches.get_mut(&branch).ok_or_else(|| corrupt("a snapshot of no branch"))?;
         let taken = std::mem::replace(&mut b.list, list);
-        b.floor = version;
+        (b.floor, b.floor_after_crash) = (version, version);
         let root = b.root.clone();
         let name = name.to_vec();
         let snapshot = Snapshot { branch, version, root, list: taken, deleting: false, name, opened: 0 };
@@ -413,7 +434,8 @@ impl State {
             let s = self.catalog.snapshots.get(&snapshot).ok_or_else(|| corrupt("a clone of no snapshot"))?;
             (s.root.clone(), s.version, Some(snapshot))
         };
-        let b = Branch { root, origin, list, deleting: false, name: name.to_vec(), floor, opened: 0 };
+        let (name, floor_after_crash) = (name.to_vec(), floor);
+        let b = Branch { root, origin, list, deleting: false, name, floor, floor_after_crash, opened: 0 };
         self.catalog.branches.insert(branch, b);
         self.catalog.dirty.insert(u64::from(branch));
         self.next_id = self.next_id.max(u64::from(branch) + 1);

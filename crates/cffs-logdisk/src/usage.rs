@@ -87,6 +87,54 @@ impl Source for Nodes<'_> {
         Ok(node)
     }
 
+    /// They are read at once, in the order in which they lie, with what is between those that are near each other. What is wrong with any of them is
+    /// told by [`Source::node`], which will find it missing.
+    fn bring<L: Layout>(&self, nodes: &[NodeRef], level: u8) {
+        let (around, most) = {
+            let cache = self.cache.lock();
+            (cache.around(), cache.brought_max())
+        };
+        let is_missing = |r: &&NodeRef| self.cache.lock().get::<Node<L>>((r.segment, r.ordinal)).is_none();
+        let place = |r: &NodeRef| {
+            let (segment, _, offset) = self.locate(r).ok()?;
+            let start = self.store.range_of(segment).map_or(0, |range| range.start);
+            let is_kept = around.has(segment, u64::from(offset), NODE_BYTES as u64);
+            (!is_kept).then_some((start, segment, offset, *r))
+        };
+        let mut missing: Vec<_> = nodes.iter().filter(is_missing).take(most).filter_map(place).collect();
+        if missing.len() < 2 {
+            return;
+        }
+        missing.sort_unstable_by_key(|&(start, segment, offset, _)| (start, segment, offset));
+        let places: Vec<(SegmentId, u64)> = missing.iter().map(|&(_, segment, at, _)| (segment, at.into())).collect();
+        let runs = near(&places, around.read_over());
+        let mut left = &runs[..];
+        while !left.is_empty() {
+            let sums = left.iter().scan(0, |sum, run| {
+                *sum += run.range.end - run.range.start;
+                Some(*sum)
+            });
+            let (now, later) = left.split_at(sums.take_while(|sum| *sum <= BROUGHT_BYTES).count().max(1));
+            left = later;
+            let mut bytes: Vec<Vec<u8>> = now.iter().map(|r| vec![0; (r.range.end - r.range.start) as usize]).collect();
+            let part = |(run, buf): (&Near, _)| Get { segment: run.segment, offset: run.range.start, buf };
+            let mut parts: Vec<Get<'_>> = now.iter().zip(bytes.iter_mut().map(|b| &mut b[..])).map(part).collect();
+            if self.store.get_all(&mut parts).is_err() {
+                return;
+            }
+            let mut cache = self.cache.lock();
+            for (run, bytes) in now.iter().zip(&bytes) {
+                for &(_, segment, offset, r) in &missing[run.nodes.clone()] {
+                    let at = (u64::from(offset) - run.range.start) as usize;
+                    let node = node_of::<L>(&NodeRef { segment, offset, ..r }, &bytes[at..at + NODE_BYTES], level);
+                    if let Ok(node) = node {
+                        cache.put((r.segment, r.ordinal), Arc::new(node));
+                    }
+                }
+            }
+        }
+    }
+
     /// A checkpoint stores neighbours side by side, so they come with one request. What is wrong with any of them is told by
     /// [`Source::node`], which will find it missing.
     fn expect<L: Layout>(&self, before: Option<NodeRef>, nodes: &mut dyn Iterator<Item = NodeRef>, level: u8) {
@@ -119,6 +167,35 @@ impl Source for Nodes<'_> {
             }
         }
     }
+}
+
+/// Dead extents whose pages are read at once.
+const BROUGHT: usize = 1024;
+/// Bytes that are read for them in one go, and in one request.
+const BROUGHT_BYTES: u64 = 16 << 20;
+const NEAR_BYTES: u64 = 1 << 20;
+
+/// Nodes that are read in one request.
+struct Near {
+    segment: SegmentId,
+    range: Range<u64>,
+    nodes: Range<usize>,
+}
+
+/// Joins nodes in ascending places between which there are at most `gap` bytes.
+fn near(places: &[(SegmentId, u64)], gap: u64) -> Vec<Near> {
+    let mut runs: Vec<Near> = Vec::new();
+    for (n, &(segment, at)) in places.iter().enumerate() {
+        let end = at + NODE_BYTES as u64;
+        let joins = |run: &&mut Near| {
+            run.segment == segment && at <= run.range.end + gap && end <= run.range.start + NEAR_BYTES
+        };
+        match runs.last_mut().filter(joins) {
+            Some(run) => (run.range.end, run.nodes.end) = (run.range.end.max(end), n + 1),
+            None => runs.push(Near { segment, range: at..end, nodes: n..n + 1 }),
+        }
+    }
+    runs
 }
 
 /// Bytes that are read at once for nodes that may be asked for.
@@ -295,23 +372,29 @@ impl Usage {
         list.sort_unstable();
         let mut retired = Vec::new();
         let src = Nodes { store, cache, table: &self.table, forward: None };
+        let page_of = |at: &Birth| Birth { segment: at.segment, ordinal: at.ordinal / PAGE_BLOCKS * PAGE_BLOCKS };
         let mut edit = Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied };
         let mut open: Option<(Birth, Page)> = None;
-        for (at, blocks) in list {
-            if !self.table.contains_key(&at.segment) {
-                continue; // the whole segment is gone
-            }
-            for ordinal in at.ordinal..at.ordinal.saturating_add(blocks) {
-                let key = Birth { segment: at.segment, ordinal: ordinal / PAGE_BLOCKS * PAGE_BLOCKS };
-                if open.as_ref().is_none_or(|(k, _)| *k != key) {
-                    if let Some((k, page)) = open.take() {
-                        self.dead.insert(&mut edit, k, page)?;
-                    }
-                    open = Some((key, self.dead.get(edit.src, &key)?.unwrap_or_default()));
+        for together in list.chunks(BROUGHT) {
+            let mut pages: Vec<Birth> = together.iter().map(|(at, _)| page_of(at)).collect();
+            pages.dedup();
+            self.dead.bring(edit.src, &pages);
+            for &(at, blocks) in together {
+                if !self.table.contains_key(&at.segment) {
+                    continue; // the whole segment is gone
                 }
-                if let Some((_, page)) = &mut open {
-                    let bit = ordinal % PAGE_BLOCKS;
-                    page[bit as usize / 64] |= 1 << (bit % 64);
+                for ordinal in at.ordinal..at.ordinal.saturating_add(blocks) {
+                    let key = page_of(&Birth { segment: at.segment, ordinal });
+                    if open.as_ref().is_none_or(|(k, _)| *k != key) {
+                        if let Some((k, page)) = open.take() {
+                            self.dead.insert(&mut edit, k, page)?;
+                        }
+                        open = Some((key, self.dead.get(edit.src, &key)?.unwrap_or_default()));
+                    }
+                    if let Some((_, page)) = &mut open {
+                        let bit = ordinal % PAGE_BLOCKS;
+                        page[bit as usize / 64] |= 1 << (bit % 64);
+                    }
                 }
             }
         }

@@ -38,7 +38,7 @@ impl State {
             for &block in blocks {
                 cost += self.cost_of(branch, block)?;
             }
-            if cost > self.space().free.saturating_sub(kept) {
+            if cost > 0 && !self.give_back(cost.saturating_add(kept))? {
                 return Err(full());
             }
         }
@@ -281,6 +281,7 @@ impl State {
     /// What is pending and was nowhere before was zeros.
     fn find_holes(&mut self) -> io::Result<()> {
         let mut holes = Vec::new();
+        self.bring_map(self.pending.unknown());
         for at in self.pending.unknown() {
             let Some(b) = self.catalog.branches.get(&at.branch) else { continue };
             if lookup_extents(&b.root, &self.nodes(), at.block, 1)?.is_empty() {

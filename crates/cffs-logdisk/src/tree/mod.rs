@@ -4,6 +4,7 @@
 //! what is in memory and nothing else. A snapshot is a second reference to the root: copies are made only of nodes
 //! that somebody else refers to.
 
+mod bring;
 mod diff;
 mod edit;
 mod extents;

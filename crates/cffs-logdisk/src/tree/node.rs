@@ -117,6 +117,9 @@ pub(crate) trait Source {
 
     /// The first of these nodes is asked for next, and those after it if who asks goes on as it did from the node before it: a hint.
     fn expect<L: Layout>(&self, _before: Option<NodeRef>, _nodes: &mut dyn Iterator<Item = NodeRef>, _level: u8) {}
+
+    /// All of these nodes are asked for next: a hint.
+    fn bring<L: Layout>(&self, _nodes: &[NodeRef], _level: u8) {}
 }
 
 /// Called with entries.

@@ -5,6 +5,7 @@ mod broken;
 mod cleaning;
 mod copies;
 mod crash_device;
+mod deleting;
 mod driver;
 mod full;
 mod limits;

@@ -1,8 +1,11 @@
 //! What must not grow with the size of a disk.
 
-use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice};
+use cffs_device::{CountingDevice, Device, Direct, FileDevice, IoKind, MemoryDevice, OpenMode, ReadRequest};
 use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -138,4 +141,110 @@ fn a_difference_of_many_extents_is_exact() {
     let (page, next) = disk.diff_from(Some(first), Some(second), want[100].0, 7).unwrap();
     assert_eq!((&page[..], next), (&want[100..107], Some(want[107].0)));
     assert_eq!(disk.diff_from(None, Some(first), base, 1).unwrap().0, vec![(base, 9000 * BLOCK)]);
+}
+
+/// A file that has holes where zeros are written: ten terabytes of them fit a small disk. Counts how often somebody waits for it who reads: once for 32
+/// requests at a time.
+struct Hollow {
+    file: FileDevice,
+    waits: AtomicU64,
+}
+
+impl Device for Hollow {
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.file.sector_size()
+    }
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&self.file)
+    }
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.waits.fetch_add(requests.len().div_ceil(32) as u64, Relaxed);
+        self.file.read_batch(requests)
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.waits.fetch_add(1, Relaxed);
+        self.file.read_vectored(kind, offset, bufs)
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        const SECTOR: usize = 512;
+        let zero = |sector: &[u8]| sector == &[0; SECTOR][..sector.len()];
+        let mut at = offset;
+        for buf in bufs {
+            let sectors: Vec<&[u8]> = buf.chunks(SECTOR).collect();
+            let mut from = 0;
+            for run in sectors.chunk_by(|a, b| zero(a) == zero(b)) {
+                let len = run.iter().map(|s| s.len()).sum::<usize>();
+                if zero(run[0]) {
+                    self.file.discard(at, len as u64)?;
+                } else {
+                    self.file.write_at(kind, at, &buf[from..from + len])?;
+                }
+                (at, from) = (at + len as u64, from + len);
+            }
+        }
+        Ok(())
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.discard(offset, len)
+    }
+}
+
+/// Memory of this process in MiB.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status.lines().find_map(|l| l.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
+    kib.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) >> 10
+}
+
+/// `CFFS_LOG_EXTENTS=100000000` for more than the usual number: as many extents, no two of which are neighbours, on a store of ten terabytes; some of
+/// them written again anywhere; a crash. Memory does not grow with their number, nor does what is read when the disk is opened.
+#[test]
+fn a_map_of_very_many_extents_takes_bounded_memory_and_is_opened_after_a_crash_with_few_reads() {
+    let extents: u64 = std::env::var("CFFS_LOG_EXTENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(200_000);
+    let options = LogOptions::default();
+    let path = std::env::temp_dir().join(format!("cffs-extents-{}", std::process::id()));
+    let mode = OpenMode { direct: Direct::Never, ..OpenMode::READ_WRITE };
+    let file = FileDevice::create(&path, 10_000_000_000_000, mode).unwrap();
+    let device = Arc::new(Hollow { file, waits: AtomicU64::new(0) });
+    // Whatever comes, the file goes with the last that has it open.
+    std::fs::remove_file(&path).unwrap();
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [7; 16], slot_bytes: 0 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 50, &options).unwrap();
+    let mark = |i: u64| [if i.is_multiple_of(1009) { i as u8 | 1 } else { 0 }; BLOCK_BYTES];
+    let begun = Instant::now();
+    for i in 0..extents {
+        disk.write_at(IoKind::Data, i * 2 * BLOCK, &mark(i)).unwrap();
+        if i.is_multiple_of(10_000_000) {
+            eprintln!("{i} extents: {:?}, {} MiB, {:?}", begun.elapsed(), resident(), disk.stats());
+        }
+        let stats = disk.stats();
+        assert!(stats.cached_nodes <= options.cache_nodes && stats.dirty_nodes <= 2 * options.cache_nodes, "{stats:?}");
+    }
+    let mut rng = fastrand::Rng::with_seed(18);
+    for _ in 0..20_000.min(extents) {
+        let i = rng.u64(0..extents);
+        disk.write_at(IoKind::Data, i * 2 * BLOCK, &mark(i)).unwrap();
+    }
+    disk.flush().unwrap();
+    eprintln!("{extents} extents: {:?}, {} MiB, {:?}", begun.elapsed(), resident(), disk.stats());
+    drop(disk);
+    device.waits.store(0, Relaxed);
+    let (counted, begun) = (Arc::new(CountingDevice::new(device.clone())), Instant::now());
+    let disk = LogDisk::open(Arc::new(ImageStore::open(counted.clone()).unwrap()), &options).unwrap();
+    let (waits, reads) = (device.waits.load(Relaxed), counted.snapshot());
+    let (took, requests, bytes) = (begun.elapsed(), reads.read_requests(), reads.read_bytes());
+    eprintln!("opened in {took:?}: {requests} requests, {waits} at a time, {bytes} bytes, {} MiB", resident());
+    assert!(waits < 500, "who opens it waits for {waits} reads");
+    let mut data = [0; BLOCK_BYTES];
+    for i in (0..extents).step_by(10_090).chain([extents - 1]) {
+        disk.read_at(IoKind::Data, i * 2 * BLOCK, &mut data).unwrap();
+        assert_eq!(data, mark(i), "extent {i}");
+    }
+    assert!(disk.stats().cached_nodes <= options.cache_nodes);
 }

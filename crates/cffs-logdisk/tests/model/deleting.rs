@@ -1,0 +1,187 @@
+//! Crashes while the space of what was deleted comes back: a step of a deletion is in no batch, so after a crash what it had freed lives again.
+
+use cffs_device::{Device, IoKind, MemoryDevice};
+use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, Space};
+use std::io;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+fn open(device: Arc<dyn Device>) -> io::Result<LogDisk> {
+    LogDisk::open(Arc::new(ImageStore::open(device)?), &LogOptions::default())
+}
+
+/// What is written to a disk, and what was.
+struct Written {
+    disk: LogDisk,
+    blocks: Vec<u8>,
+    rng: fastrand::Rng,
+}
+
+impl Written {
+    /// Writes one of the first `hot` blocks. False if the disk is full.
+    fn write(&mut self, hot: usize) -> bool {
+        let (n, tag) = (self.rng.usize(..hot), self.rng.u8(1..));
+        let r = self.disk.write_at(IoKind::Data, n as u64 * BLOCK, &[tag; BLOCK_BYTES]);
+        match r {
+            Ok(()) => self.blocks[n] = tag,
+            Err(e) if e.kind() == io::ErrorKind::StorageFull => return false,
+            Err(e) => panic!("{e}"),
+        }
+        true
+    }
+
+    fn assert_same(&self, disk: &LogDisk, what: &str) {
+        let mut data = [0; BLOCK_BYTES];
+        for (n, tag) in self.blocks.iter().enumerate() {
+            disk.read_at(IoKind::Data, n as u64 * BLOCK, &mut data).unwrap();
+            assert!(data == [*tag; BLOCK_BYTES], "{what}: block {n}");
+        }
+    }
+}
+
+/// A short store, most of it in use; a snapshot, of which `share` % is written anew, and that goes while more is written. After each write there may be a
+/// crash: then the disk can be opened and written to, and has what was flushed.
+fn crashes_in_a_deletion(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let slot = *rng.choice(&[64 << 10, 256 << 10]).unwrap();
+    let device = Arc::new(MemoryDevice::new(rng.u64(60..200) * slot));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [9; 16], slot_bytes: slot }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    // The first one takes its reserve while there is room.
+    let first = disk.snapshot(MAIN_BRANCH, "empty").unwrap();
+    let fit = disk.space().free / (BLOCK + 128);
+    let (mut w, what) = (Written { disk, blocks: Vec::new(), rng }, format!("seed {seed}"));
+    w.blocks = vec![0; (fit * w.rng.u64(45..75) / 100) as usize];
+    for n in 0..w.blocks.len() {
+        w.blocks[n] = w.rng.u8(1..);
+        w.disk.write_at(IoKind::Data, n as u64 * BLOCK, &[w.blocks[n]; BLOCK_BYTES]).unwrap();
+    }
+    w.disk.flush().unwrap();
+    let id = w.disk.snapshot(MAIN_BRANCH, "s").unwrap();
+    let kept = w.rng.bool().then(|| w.disk.clone_snapshot(id, "clone").unwrap());
+    if w.rng.bool() {
+        w.disk.delete_snapshot(first).unwrap();
+    }
+    let hot = (w.blocks.len() * w.rng.usize(10..60) / 100).max(1);
+    for _ in 0..hot {
+        w.write(hot);
+    }
+    w.disk.checkpoint().unwrap();
+    match kept {
+        Some(branch) => w.disk.delete_branch(branch).unwrap(),
+        None => w.disk.delete_snapshot(id).unwrap(),
+    }
+    let mut crashes = 0;
+    for _ in 0..200 {
+        match w.rng.u32(0..10) {
+            0 => drop(w.disk.delete_step(w.rng.usize(1..60)).unwrap()),
+            1 => w.disk.flush().unwrap(),
+            _ => drop((0..w.rng.usize(1..60)).all(|_| w.write(hot))),
+        }
+        if kept.is_some() && w.rng.u32(0..60) == 0 {
+            // Also what it began as, once it may.
+            let _ = w.disk.delete_snapshot(id);
+        }
+        if w.rng.u32(0..8) != 0 || w.disk.flush().is_err() {
+            continue;
+        }
+        crashes += 1;
+        let what = format!("{what}, crash {crashes}");
+        let after = open(Arc::new(device.duplicate())).unwrap_or_else(|e| panic!("{what}: {e}"));
+        w.assert_same(&after, &what);
+        let Space { live, usable, .. } = after.space();
+        // What grows without asking is a 24th at most.
+        assert!(live <= usable + usable / 24, "{what}: {live} bytes live, {usable} fit");
+        if w.rng.bool() {
+            // Whoever writes first does not wait for anybody to go on with it.
+            let write = |disk: &LogDisk| {
+                disk.write_at(IoKind::Data, 0, &[w.blocks[0]; BLOCK_BYTES]).and_then(|()| disk.flush())
+            };
+            if let (Err(e), Ok(())) = (write(&after), write(&w.disk)) {
+                panic!("{what}: {e}, {:?}; without a crash it is written, {:?}", after.space(), w.disk.space());
+            }
+        }
+        while after.delete_step(100).unwrap() {}
+        assert_eq!(after.check(true).unwrap(), Vec::<String>::new(), "{what}");
+        w.assert_same(&after, &what);
+    }
+    while w.disk.delete_step(100).unwrap() {}
+    assert_eq!(w.disk.check(true).unwrap(), Vec::<String>::new(), "{what}");
+    w.assert_same(&w.disk, &what);
+}
+
+/// Seeds to run: `CFFS_LOG_DELETING=from..to` for a campaign.
+#[test]
+fn a_disk_can_be_opened_and_written_to_after_a_crash_in_a_deletion() {
+    let asked = std::env::var("CFFS_LOG_DELETING").ok();
+    let seeds = asked.as_deref().and_then(|s| s.split_once("..")).map_or((0, 16), |(from, to)| {
+        (from.parse().expect("CFFS_LOG_DELETING is from..to"), to.parse().expect("CFFS_LOG_DELETING is from..to"))
+    });
+    (seeds.0..seeds.1).for_each(crashes_in_a_deletion);
+}
+
+/// A writer who has filled the disk goes on beside a deletion: what he is promised is there after a crash as well.
+#[test]
+fn what_a_step_of_a_deletion_frees_is_given_out_when_a_checkpoint_has_it() {
+    let device = Arc::new(MemoryDevice::new(16 << 20));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [9; 16], slot_bytes: 64 << 10 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    let write = |disk: &LogDisk, n: u64| disk.write_at(IoKind::Data, n * BLOCK, &[n as u8 | 1; BLOCK_BYTES]);
+    disk.snapshot(MAIN_BRANCH, "empty").unwrap();
+    let half = disk.space().free / (BLOCK + 128) / 2;
+    (0..half).try_for_each(|n| write(&disk, n)).unwrap();
+    disk.flush().unwrap();
+    let id = disk.snapshot(MAIN_BRANCH, "half").unwrap();
+    disk.discard(0, half * BLOCK).unwrap();
+    let first = (half..).find(|n| write(&disk, *n).is_err()).unwrap();
+    disk.flush().unwrap();
+    disk.checkpoint().unwrap();
+    disk.delete_snapshot(id).unwrap();
+    let (mut next, mut is_more) = (first, true);
+    while is_more {
+        is_more = disk.delete_step(400).unwrap();
+        while next < first + half / 2 && disk.space().free > 2 * BLOCK && write(&disk, next).is_ok() {
+            next += 1;
+        }
+        disk.flush().unwrap();
+        let promised = disk.space().live;
+        let after = open(Arc::new(device.duplicate())).unwrap();
+        // The checkpoint of the recovery has stored nodes that were in memory only.
+        let live = after.space().live.saturating_sub(disk.stats().dirty_nodes as u64 * BLOCK);
+        assert!(live <= promised + 16 * BLOCK, "{live} bytes live, not {promised}, with {} blocks more", next - first);
+        write(&after, first - 1).unwrap();
+        after.flush().unwrap();
+    }
+    assert!(next > first, "nothing was given out");
+}
+
+/// What a writer lacks is what a deletion gives back: it comes before he is told that the disk is full.
+#[test]
+fn a_writer_gets_the_space_of_what_was_deleted_without_anybody_else() {
+    let device = Arc::new(MemoryDevice::new(16 << 20));
+    let store = ImageStore::format(device, &ImageOptions { uuid: [9; 16], slot_bytes: 64 << 10 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let fill = |disk: &LogDisk, rng: &mut fastrand::Rng| {
+        let mut data = [0; BLOCK_BYTES];
+        (0..).find(|n| {
+            rng.fill(&mut data);
+            disk.write_at(IoKind::Data, n * BLOCK, &data).is_err()
+        })
+    };
+    disk.snapshot(MAIN_BRANCH, "empty").unwrap();
+    let first = fill(&disk, &mut rng).unwrap();
+    disk.flush().unwrap();
+    disk.discard(first / 2 * BLOCK, first * BLOCK).unwrap();
+    disk.flush().unwrap();
+    let id = disk.snapshot(MAIN_BRANCH, "half").unwrap();
+    disk.discard(0, first * BLOCK).unwrap();
+    let held = fill(&disk, &mut rng).unwrap();
+    assert!(held < first * 2 / 3, "{held} blocks, and the snapshot has a half of {first}");
+    disk.delete_snapshot(id).unwrap();
+    let all = fill(&disk, &mut rng).unwrap();
+    assert!(all > first * 9 / 10, "{all} blocks of {first}");
+    disk.flush().unwrap();
+    assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
+}
