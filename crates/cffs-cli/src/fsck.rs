@@ -148,7 +148,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     let found = if quick { None } else { look_at_log_disk(args, &name, mode, asks)? };
     if let Some(found) = found.as_ref().filter(|found| !found.problems.is_empty()) {
         // Unless it is sound, nobody knows what the file system on it is made of, and a repair would make it worse.
-        return report_log_disk(args, &name, found);
+        return report_log_disk(args, &name, found, None);
     }
     let (dev, log_dev, state, log_disk): Opened = match open_image(args, mode, writes) {
         Ok(image) => {
@@ -164,7 +164,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         Err(e) => {
             let found = if quick { look_at_log_disk(args, &name, mode, asks)? } else { found };
             match found.filter(|found| found.is_damaged()) {
-                Some(found) => return report_log_disk(args, &name, &found),
+                Some(found) => return report_log_disk(args, &name, &found, Some(e)),
                 None => return Err(e),
             }
         }
@@ -286,8 +286,13 @@ fn look_at_log_disk(args: &FsckArgs, name: &str, mode: OpenMode, asks: bool) -> 
     })
 }
 
-/// Says what is wrong with the log disk, which ends the check.
-fn report_log_disk(args: &FsckArgs, name: &str, found: &LogDiskOutcome) -> anyhow::Result<u8> {
+/// Says what is wrong with the log disk, which ends the check; and why the file system on it cannot be opened, if that is so.
+fn report_log_disk(
+    args: &FsckArgs,
+    name: &str,
+    found: &LogDiskOutcome,
+    unopened: Option<anyhow::Error>,
+) -> anyhow::Result<u8> {
     if args.json {
         print_json(&json!({"image": name, "clean": false, "log_disk": found.to_json()}))?;
     } else {
@@ -296,6 +301,11 @@ fn report_log_disk(args: &FsckArgs, name: &str, found: &LogDiskOutcome) -> anyho
             writeln!(out, "{name}: log disk: {line}")?;
         }
         out.flush()?;
+    }
+    // What a rebuilding can do is done: what is missing now is the file system itself.
+    if let Some(e) = unopened.filter(|_| found.problems.is_empty() && !args.preen) {
+        let e = e.context("the log disk can be opened, and no file system on it");
+        return Err(with_code(exit::fsck::ERRORS_LEFT, e));
     }
     let advice = match args.preen {
         true => "UNEXPECTED INCONSISTENCY; run cffs fsck by hand, without -p",

@@ -73,7 +73,7 @@ pub fn send(args: &SendArgs) -> anyhow::Result<u8> {
     let at = args.of.name();
     let name = args.output.as_ref().map_or("standard output".to_owned(), |path| path.display().to_string());
     let out: Box<dyn Write> = match &args.output {
-        Some(path) => Box::new(File::create(path).with_context(|| name.clone())?),
+        Some(path) => Box::new(OnFirstWrite::At(path.clone())),
         None if io::stdout().is_terminal() => {
             bail!("{at}: a stream is not for a terminal: write it to a file with -o, or to a pipe")
         }
@@ -87,6 +87,34 @@ pub fn send(args: &SendArgs) -> anyhow::Result<u8> {
     let sent = sent?;
     eprintln!("{} sent, {} of data", human(sent.stream), human(sent.data));
     Ok(0)
+}
+
+/// A file that is made anew by what is first written to it: what it has is not lost to a stream that cannot be sent at all.
+enum OnFirstWrite {
+    At(PathBuf),
+    Open(File),
+}
+
+impl OnFirstWrite {
+    fn file(&mut self) -> io::Result<&mut File> {
+        if let OnFirstWrite::At(path) = self {
+            *self = OnFirstWrite::Open(File::create(path)?);
+        }
+        match self {
+            OnFirstWrite::Open(file) => Ok(file),
+            OnFirstWrite::At(_) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+impl Write for OnFirstWrite {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.file()?.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if let OnFirstWrite::Open(file) = self { file.flush() } else { Ok(()) }
+    }
 }
 
 /// Where a stream goes. What fails there is no error of the image.

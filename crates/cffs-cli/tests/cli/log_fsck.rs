@@ -363,3 +363,22 @@ fn looking_writes_nothing_and_a_repair_discards_what_a_crash_has_left() {
         ok(&["fsck", "-n", "--data", &image]);
     }
 }
+
+/// A log disk whose checkpoints are gone is rebuilt; where the file system on it is gone as well, that is said, and not to rebuild it again.
+#[test]
+fn where_no_file_system_is_left_on_a_rebuilt_log_disk_that_is_said() {
+    let dir = temp_dir();
+    let image = make_log_image(dir.path(), &[]);
+    let from = dir.path().join("from");
+    make_tree(&from);
+    ok(&["import", from.to_str().unwrap(), &image]);
+    wipe(&image, &structures(&image, b"CLR1"));
+    wipe(&image, &structures(&image, b"CLN1"));
+    wipe(&image, &structures(&image, b"\x89CFFS\r\n\x1a"));
+    for _ in 0..2 {
+        let out = run(&["fsck", "-y", "-f", &image]);
+        let said = stderr(&out);
+        assert_eq!(out.status.code(), Some(4), "{said}");
+        assert!(said.contains("no file system on it") && !said.contains("run cffs fsck"), "{said}");
+    }
+}

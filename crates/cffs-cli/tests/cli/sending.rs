@@ -289,3 +289,22 @@ fn an_output_that_takes_no_more_is_named() {
         umount(&name);
     }
 }
+
+/// A file that has an older stream keeps it if there is nothing to send.
+#[test]
+fn a_stream_that_cannot_be_sent_takes_no_other_with_it() {
+    let dir = temp_dir();
+    let image = make_log_image(dir.path(), "source", &[]);
+    ok(&["snapshot", "create", &image, "monday"]);
+    ok(&["snapshot", "create", &image, "tuesday"]);
+    let file = dir.path().join("stream");
+    let name = file.to_str().unwrap();
+    ok(&["snapshot", "send", "-o", name, &image, "monday"]);
+    let before = fs::read(&file).unwrap();
+    assert!(!before.is_empty());
+    fails(&["snapshot", "send", "--from", "tuesday", "-o", name, &image, "monday"], 1, &["tuesday"]);
+    fails(&["snapshot", "send", "-o", name, &image, "sunday"], 1, &["sunday"]);
+    assert!(fs::read(&file).unwrap() == before, "the older stream is gone");
+    ok(&["snapshot", "send", "--from", "monday", "-o", name, &image, "tuesday"]);
+    assert!(fs::read(&file).unwrap() != before);
+}
