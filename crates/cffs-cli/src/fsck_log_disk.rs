@@ -14,10 +14,13 @@ use crate::signature::{self, Ours};
 use crate::size::human;
 use anyhow::{Context, anyhow};
 use cffs::check::repair::has_superblock;
-use cffs::device::{Device, FileDevice, OpenMode};
+use cffs::device::{Device, FileDevice, IoKind, OpenMode};
+use cffs::format::superblock::SUPERBLOCK_SIZE;
+use cffs::format::{Geometry, Superblock};
 use cffs::{Error, Fs, MountOptions, TrimRange};
 use cffs_logdisk::{
-    ImageStore, LogDisk, LogOptions, MendReport, NewerVersion, RebuildReport, UnreadableEnd, rebuild, recover_image,
+    BLOCK_BYTES, ImageStore, LogDisk, LogOptions, MendReport, NewerVersion, RebuildReport, UnreadableEnd, rebuild,
+    recover_image,
 };
 use serde_json::{Value, json};
 use std::io;
@@ -198,7 +201,7 @@ pub fn check(
     let steps = Steps::new();
     steps.show("rebuilding the log disk", 0, 1);
     let store = recover_image(dev.clone()).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
-    let report = rebuild(Arc::new(store), &LogOptions::default()).map_err(|e| {
+    let mut report = rebuild(Arc::new(store), &LogOptions::default()).map_err(|e| {
         if e.kind() == io::ErrorKind::Unsupported && !NewerVersion::is(&e) {
             return with_code(
                 exit::fsck::ERRORS_LEFT,
@@ -208,6 +211,11 @@ pub fn check(
         with_code(exit::fsck::OPERATIONAL, cannot(&name, "rebuilt", &e))
     })?;
     drop(steps);
+    if report.size_lost
+        && let Some(bytes) = fit_file_system(&dev).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?
+    {
+        report.lost.push(format!("the file system on it has {bytes} bytes: so has the disk now"));
+    }
     look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
     outcome.rebuilt = Some(report);
     Ok(Some(outcome))
@@ -219,6 +227,21 @@ fn cannot(name: &str, what: &str, e: &io::Error) -> anyhow::Error {
         _ => "",
     };
     anyhow!("{name}: the log disk cannot be {what}: {e}{advice}")
+}
+
+/// Makes a log disk whose size is lost as long as the file system that begins on it, if it is shorter. Returns that length.
+fn fit_file_system(dev: &Arc<dyn Device>) -> io::Result<Option<u64>> {
+    let options = LogOptions { unmarked: true, ..LogOptions::default() };
+    let disk = LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &options)?;
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    // What cannot be read says nothing.
+    let read = disk.read_at(IoKind::Super, 0, &mut bytes);
+    let known = read.ok().and_then(|()| Superblock::decode(&bytes).ok()).and_then(|sb| Geometry::new(&sb).ok());
+    let longer = known.map(|g| g.total_bytes()).filter(|bytes| *bytes > disk.len());
+    if let Some(bytes) = longer {
+        disk.lengthen(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
+    }
+    Ok(longer)
 }
 
 /// Moves what batches with damaged summaries have.

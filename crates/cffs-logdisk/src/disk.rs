@@ -311,6 +311,15 @@ impl LogDisk {
         self.manage(|state| state.mark_lost(ranges))
     }
 
+    /// Makes the logical space longer, durably: whoever opens the disk next has `bytes` of it. For who knows, after a rebuilding that has found no checkpoint,
+    /// how long it was. A shorter one stays as it is.
+    ///
+    /// # Errors
+    /// `InvalidInput` for impossible sizes; those of the store.
+    pub fn lengthen(&self, bytes: u64) -> io::Result<()> {
+        self.manage(|state| state.lengthen(bytes))
+    }
+
     /// Whether the map was made anew, and what is lost is not marked yet.
     pub fn is_unmarked(&self) -> bool {
         self.lock().unmarked

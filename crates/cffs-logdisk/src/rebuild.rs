@@ -51,6 +51,8 @@ pub struct RebuildReport {
     pub mapped: u64,
     /// Bytes of logical space.
     pub logical_bytes: u64,
+    /// Nothing says how many there were: the space ends behind the last block that was found. [`LogDisk::lengthen`](crate::LogDisk::lengthen) is for who knows.
+    pub size_lost: bool,
     /// What is lost or could not be read, one line for each.
     pub lost: Vec<String>,
 }
@@ -537,6 +539,7 @@ impl Maker {
         state.logical_bytes = match fields {
             Some(known) => known.logical_bytes,
             None => {
+                report.size_lost = true;
                 self.lost.add("the size of the disk is lost: it ends behind the last block that was found".into());
                 end.max(1).saturating_mul(BLOCK_BYTES as u64)
             }

@@ -82,14 +82,19 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
     }
 }
 
-/// Makes the store an empty disk. What it had is lost.
-pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: &LogOptions) -> io::Result<State> {
-    if logical_bytes == 0 || !logical_bytes.is_multiple_of(BLOCK_BYTES as u64) || logical_bytes > LOGICAL_BYTES_MAX {
+fn can_be_logical(bytes: u64) -> io::Result<()> {
+    if bytes == 0 || !bytes.is_multiple_of(BLOCK_BYTES as u64) || bytes > LOGICAL_BYTES_MAX {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("{logical_bytes} bytes of logical space: it takes whole blocks of {BLOCK_BYTES}, at most 1 EiB"),
+            format!("{bytes} bytes of logical space: it takes whole blocks of {BLOCK_BYTES}, at most 1 EiB"),
         ));
     }
+    Ok(())
+}
+
+/// Makes the store an empty disk. What it had is lost.
+pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: &LogOptions) -> io::Result<State> {
+    can_be_logical(logical_bytes)?;
     let mut state = blank(store, options);
     state.options.read_only = false;
     state.logical_bytes = logical_bytes;
@@ -218,6 +223,17 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
 }
 
 impl State {
+    /// Makes the logical space longer, from the next opening on.
+    pub(crate) fn lengthen(&mut self, bytes: u64) -> io::Result<()> {
+        self.check()?;
+        can_be_logical(bytes)?;
+        if bytes <= self.logical_bytes {
+            return Ok(());
+        }
+        self.logical_bytes = bytes;
+        self.checkpoint()
+    }
+
     /// The main branch, empty.
     pub(crate) fn add_main(&mut self) {
         let main = Branch {

@@ -364,6 +364,26 @@ fn looking_writes_nothing_and_a_repair_discards_what_a_crash_has_left() {
     }
 }
 
+/// Only checkpoints say how long a log disk is. Without any, it is as long as the file system on it.
+#[test]
+fn a_log_disk_without_checkpoints_is_as_long_as_its_file_system() {
+    let dir = temp_dir();
+    let image = make_log_image(dir.path(), &[]);
+    let from = dir.path().join("from");
+    make_tree(&from);
+    ok(&["import", from.to_str().unwrap(), &image]);
+    let size = |info: String| info.lines().find(|line| line.starts_with("size")).map(str::to_owned);
+    let before = size(ok(&["info", &image]));
+    wipe(&image, &structures(&image, b"CLR1"));
+    wipe(&image, &structures(&image, b"CLN1"));
+    let out = run(&["fsck", "-y", "-f", &image]);
+    let said = stderr(&out);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(before.is_some() && size(ok(&["info", &image])) == before);
+    has_the_tree(dir.path(), &image);
+    ok(&["fsck", "-n", "-f", "--data", &image]);
+}
+
 /// A log disk whose checkpoints are gone is rebuilt; where the file system on it is gone as well, that is said, and not to rebuild it again.
 #[test]
 fn where_no_file_system_is_left_on_a_rebuilt_log_disk_that_is_said() {
