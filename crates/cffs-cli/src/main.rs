@@ -3,6 +3,7 @@
 //! One program under several names: called as `mkfs.cffs`, `fsck.cffs`, `mount.cffs`, `mount.fuseblk.cffs`,
 //! `umount.fuseblk.cffs` and the like it is that subcommand, as mkfs(8), fsck(8), mount(8) and umount(8) expect.
 
+mod beside;
 mod cat;
 mod cli;
 mod colocate;

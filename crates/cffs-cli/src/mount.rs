@@ -4,6 +4,7 @@
 //! with `--serve` and told apart by that alone, because a process with threads cannot fork. It reports over its
 //! standard output, and ends by an unmount, SIGTERM or SIGINT.
 
+use crate::beside::mount_beside;
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::image::Image;
 use crate::log;
@@ -16,8 +17,7 @@ use crate::second_place;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Observed, OpenMode};
 use cffs::trace::MountTrace;
-use cffs_fuse::control::{Control, Request};
-use cffs_fuse::{BlockMount, JobOutcome, LogView, MountConfig, ViewOptions, places_of, snapshots};
+use cffs_fuse::{BlockMount, LogView, MountConfig, places_of, snapshots};
 use clap::{Args, ValueHint};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -29,7 +29,6 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 /// The part of the memory of a mount that its log disk has besides for nodes of its maps.
 const MAP_SHARE: usize = 8;
@@ -238,37 +237,6 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
         Ok(0)
     } else {
         start_server(args, &image, &dir)
-    }
-}
-
-/// Mounts a snapshot or clone of the file system that is mounted at `first`: the process that serves that serves it too.
-pub fn mount_beside(first: &Path, snapshot: &str, dir: &Path, options: &Options) -> anyhow::Result<()> {
-    let config = &options.config;
-    let view = ViewOptions {
-        read_only: options.engine.read_only,
-        cache: options.engine.cache_bytes,
-        allow_other: config.allow_other,
-        default_permissions: config.default_permissions,
-        suid: config.suid,
-        dev: config.dev,
-        exec: config.exec,
-    };
-    let request = Request::SnapshotMount { name: snapshot.into(), dir: dir.into(), options: view };
-    let mounted = Control::open(first).and_then(|control| {
-        let job: u64 = control.call(&request)?;
-        loop {
-            let outcome: Option<JobOutcome> = control.call(&Request::SnapshotOutcome { job })?;
-            match outcome {
-                Some(outcome) => return Ok(outcome),
-                None => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-    });
-    match mounted.exit_code(exit::mount::FAILED)? {
-        JobOutcome::Failed(why) => {
-            Err(with_code(exit::mount::FAILED, anyhow!("{}: '{snapshot}' of it: {why}", first.display())))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -1,11 +1,14 @@
 //! `cffs mount` of an image that is mounted here already: the same file system at a second directory.
 
+use crate::beside::mount_beside;
 use crate::exit::{self, with_code};
 use crate::member_search;
 use crate::mount_options::{Options, is_generic};
 use crate::remount;
 use anyhow::anyhow;
 use cffs_fuse::Place;
+use cffs_fuse::control::{Control, Request};
+use cffs_fuse::snapshots::SnapshotEntry;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -36,12 +39,23 @@ pub fn mount(first: &Place, image: &Path, dir: &Path, options: &Options, lists: 
             Ok(true)
         }
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e)
+            if e.kind() == ErrorKind::ResourceBusy
+                && read_only
+                && let Some(snapshot) = newest_snapshot(first) =>
+        {
+            mount_beside(first.dir(), &snapshot, dir, options)?;
+            eprintln!(
+                "cffs: warning: {name} is mounted on {at} for reading and writing: this is its newest snapshot, '{snapshot}'"
+            );
+            Ok(true)
+        }
         Err(e) => {
             let what = match e.kind() {
                 ErrorKind::AlreadyExists => format!("it is mounted on {} already", dir.display()),
                 ErrorKind::ResourceBusy if read_only => format!(
-                    "it is mounted on {at} for reading and writing, and a second mount cannot be read-only: mount it \
-                     without ro, then use `mount -o remount,bind,ro {}`",
+                    "it is mounted on {at} for reading and writing, and a second mount cannot be read-only, unless it has a \
+                     snapshot: mount it without ro, then use `mount -o remount,bind,ro {}`",
                     dir.display()
                 ),
                 _ => format!("it is mounted on {at}, and cannot be mounted on {} too: {e}", dir.display()),
@@ -49,6 +63,12 @@ pub fn mount(first: &Place, image: &Path, dir: &Path, options: &Options, lists: 
             Err(with_code(exit::mount::FAILED, anyhow!("{name}: {what}")))
         }
     }
+}
+
+/// The snapshot of a file system that was made last: who wants to look at a log layout that somebody writes to sees that.
+fn newest_snapshot(place: &Place) -> Option<String> {
+    let all: Vec<SnapshotEntry> = Control::open(place.dir()).ok()?.call(&Request::SnapshotList).ok()?;
+    all.into_iter().rfind(|e| e.clone_of.is_none() && !e.received).map(|e| e.name)
 }
 
 fn is_read_only(place: &Place) -> bool {

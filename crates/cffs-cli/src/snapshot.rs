@@ -177,7 +177,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
             if image.is_dir() {
                 let parsed = Options::parse(options.iter().map(String::as_str), false);
                 let parsed = parsed.map_err(|e| with_code(1, anyhow!("{}: {e}", image.display())))?;
-                mount::mount_beside(image, name, &mount::mount_point(dir)?, &parsed)?;
+                crate::beside::mount_beside(image, name, &mount::mount_point(dir)?, &parsed)?;
                 return Ok(0);
             }
             let mut options = options.clone();

@@ -269,3 +269,33 @@ fn the_mount_of_a_clone_is_maintained() {
     umount(&name);
     ok(&["fsck", "-n", "--data", &image]);
 }
+
+/// Who mounts an image read-only that is written to meanwhile sees the snapshot of it that was made last.
+#[test]
+fn a_read_only_mount_of_a_mounted_image_has_its_newest_snapshot() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    let (path, name) = mount_point(dir.path());
+    let (second, at) = second_point(dir.path());
+    let _mounted = [Mounted(second.clone()), Mounted(path.clone())];
+    ok(&["mount", &image, &name]);
+    fails(&["mount", "-o", "ro", &image, &at], 32, &["for reading and writing", "snapshot"]);
+    for day in ["monday", "tuesday"] {
+        fs::write(path.join("file"), day).unwrap();
+        ok(&["snapshot", "create", &name, day]);
+    }
+    ok(&["snapshot", "clone", &name, "monday", "work"]);
+    fs::write(path.join("file"), "wednesday").unwrap();
+    let out = run(&["mount", "-o", "ro", &image, &at]);
+    assert!(out.status.success() && stderr(&out).contains("'tuesday'"), "{}", stderr(&out));
+    assert_eq!(fs::read(second.join("file")).unwrap(), b"tuesday");
+    assert!(fs::write(second.join("file"), "").is_err(), "a snapshot is not written");
+    assert_eq!(fs::read(path.join("file")).unwrap(), b"wednesday");
+    umount(&at);
+    // Without ro it is the same file system.
+    ok(&["mount", &image, &at]);
+    assert_eq!(fs::read(second.join("file")).unwrap(), b"wednesday");
+}
