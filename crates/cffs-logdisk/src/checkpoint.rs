@@ -253,7 +253,7 @@ impl State {
         self.log.durable = self.log.sequence - 1;
         self.log.since_checkpoint = 0;
         self.dirtied = 0;
-        self.freed_by_steps = 0;
+        self.freed_by_steps = None;
         self.catalog.is_stored();
         self.usage.fresh.clear();
         // The root that was just written refers to none of them.

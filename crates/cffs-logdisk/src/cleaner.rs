@@ -311,7 +311,7 @@ impl State {
         // A checkpoint stores all nodes that have changed, so it had better be for many rounds.
         while self.store.available() < self.need(change, level) {
             // Segments that are given back without a checkpoint must be empty after a crash, too.
-            if self.is_dirty() || self.freed_by_steps > 0 {
+            if self.is_dirty() || self.freed_by_steps.is_some() {
                 self.checkpoint()?;
                 // The rounds since the last one may have gained no more than it takes.
                 if self.is_dirty() || self.room() <= after_checkpoint {

@@ -150,7 +150,8 @@ impl LogDisk {
             if bytes > state.space().free {
                 state.seal()?;
             }
-            if !state.give_back(bytes)? {
+            state.give_back(bytes)?;
+            if bytes > state.space().free {
                 return Err(io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"));
             }
             state.reserved += bytes;

@@ -58,7 +58,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         pending: Pending::default(),
         recent: Recent::default(),
         patches: Patches::default(),
-        freed_by_steps: 0,
+        freed_by_steps: None,
         reserved: 0,
         record: None,
         map_level: 0,

@@ -146,7 +146,7 @@ impl State {
         let before = self.usage.live;
         let r = self.try_delete_step(entries);
         self.fatal(r)?;
-        self.freed_by_steps += before.saturating_sub(self.usage.live);
+        self.note_freed_by_steps(before.saturating_sub(self.usage.live));
         let is_more = self.is_deleting();
         if self.is_dirty() || !is_more {
             self.checkpoint()?;
@@ -154,20 +154,25 @@ impl State {
         Ok(is_more)
     }
 
-    /// Sees to it that so many bytes are free, if what is being deleted has them.
-    pub(crate) fn give_back(&mut self, bytes: u64) -> io::Result<bool> {
+    /// A step has been taken, or something is free because of one. Whether it has freed anything: what lives after a crash is another from now on.
+    pub(crate) fn note_freed_by_steps(&mut self, bytes: u64) {
+        *self.freed_by_steps.get_or_insert(0) += bytes;
+    }
+
+    /// Goes on with what is being deleted until so many bytes are free, or all of it is.
+    pub(crate) fn give_back(&mut self, bytes: u64) -> io::Result<()> {
+        let _purpose = Purpose::Clean.scope();
         while self.space().free < bytes {
-            let is_enough = self.space().free + self.freed_by_steps >= bytes;
+            let is_enough = self.space().free + self.freed_by_steps.unwrap_or(0) >= bytes;
             if self.is_deleting() && !is_enough {
-                let _purpose = Purpose::Clean.scope();
                 self.delete_step(usize::MAX)?;
-            } else if self.freed_by_steps > 0 {
+            } else if self.freed_by_steps.is_some() {
                 self.checkpoint()?;
             } else {
-                return Ok(false);
+                break;
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     fn try_delete_step(&mut self, entries: usize) -> io::Result<()> {

@@ -213,7 +213,7 @@ impl State {
     pub(crate) fn space(&self) -> Space {
         let usable = self.usable(self.keeps_old());
         let pending = self.pending.blocks.len() as u64 * BLOCK_COST + self.reserved;
-        let live = self.usage.live + self.freed_by_steps;
+        let live = self.usage.live + self.freed_by_steps.unwrap_or(0);
         Space { usable, live, pending, free: usable.saturating_sub(live + pending) }
     }
 

@@ -57,8 +57,8 @@ pub(crate) struct State {
     pub(crate) recent: Recent,
     /// What the batches that recovery has applied say of blocks that were not written whole after that.
     pub(crate) patches: Patches,
-    /// Bytes that are free by steps of deletions that no checkpoint has: after a crash they live until these are done again.
-    pub(crate) freed_by_steps: u64,
+    /// Bytes that are free by steps of deletions that no checkpoint has, if there are such steps: after a crash they live until these are done again.
+    pub(crate) freed_by_steps: Option<u64>,
     /// Bytes that somebody has reserved.
     pub(crate) reserved: u64,
     /// Where the record of the last checkpoint is: place and bytes.
@@ -205,7 +205,7 @@ impl State {
         let b = self.catalog.branches.get_mut(&branch).ok_or_else(|| corrupt("a branch is missing"))?;
         if version > b.floor {
             if version <= b.floor_after_crash {
-                self.freed_by_steps += bytes;
+                self.note_freed_by_steps(bytes);
             }
             return self.free(at, blocks, bytes);
         }

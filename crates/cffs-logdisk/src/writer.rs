@@ -34,12 +34,13 @@ impl State {
         if new * BLOCK_COST > self.space().free.saturating_sub(kept) {
             // Short of space: what is pending may overwrite more than it adds, and so may these blocks.
             self.seal()?;
-            let mut cost = 0;
-            for &block in blocks {
-                cost += self.cost_of(branch, block)?;
-            }
-            if cost > 0 && !self.give_back(cost.saturating_add(kept))? {
-                return Err(full());
+            let cost = self.cost_of(branch, blocks)?;
+            if cost > self.space().free.saturating_sub(kept) {
+                self.give_back(cost.saturating_add(kept))?;
+                // What no snapshot has any more costs nothing to overwrite.
+                if self.cost_of(branch, blocks)? > self.space().free.saturating_sub(kept) {
+                    return Err(full());
+                }
             }
         }
         // What stays free is for a batch of the usual length.
@@ -72,14 +73,17 @@ impl State {
         change
     }
 
-    /// What a block adds to what lives.
-    fn cost_of(&self, branch: u32, block: u64) -> io::Result<u64> {
-        let Some(b) = self.catalog.branches.get(&branch) else { return Ok(BLOCK_COST) };
-        let old = lookup_extents(&b.root, &self.nodes(), block, 1)?;
-        Ok(match old.first() {
-            Some((_, e)) if e.version > b.floor => (BLOCK_BYTES as u64).saturating_sub(e.share()),
-            _ => BLOCK_COST,
-        })
+    /// What blocks add to what lives.
+    fn cost_of(&self, branch: u32, blocks: &[u64]) -> io::Result<u64> {
+        let Some(b) = self.catalog.branches.get(&branch) else { return Ok(blocks.len() as u64 * BLOCK_COST) };
+        let mut cost = 0;
+        for &block in blocks {
+            cost += match lookup_extents(&b.root, &self.nodes(), block, 1)?.first() {
+                Some((_, e)) if e.version > b.floor => (BLOCK_BYTES as u64).saturating_sub(e.share()),
+                _ => BLOCK_COST,
+            };
+        }
+        Ok(cost)
     }
 
     /// Takes a range of blocks out of a branch. A range with very many extents goes in several batches, so that the nodes that
