@@ -54,6 +54,8 @@ pub struct LogDiskOutcome {
     pub without_end: Option<String>,
     /// A new map has no lost data, and that would read as zeros.
     pub unmarked: bool,
+    /// It was made as long as the file system on it, in bytes.
+    pub lengthened: Option<u64>,
     /// It was made an error to read that.
     pub marked: bool,
     /// Files that have lost data, or whose data is damaged.
@@ -75,6 +77,7 @@ impl LogDiskOutcome {
     pub fn has_changed(&self) -> bool {
         self.rebuilt.is_some()
             || self.marked
+            || self.lengthened.is_some()
             || self.without_end.is_some()
             || self.mended.as_ref().is_some_and(|m| m.copied > 0 || m.freed > 0)
     }
@@ -99,6 +102,7 @@ impl LogDiskOutcome {
             "rebuilt": rebuilt,
             "without_end": self.without_end,
             "unmarked": self.unmarked,
+            "lengthened": self.lengthened,
             "files": self.files,
         })
     }
@@ -125,6 +129,9 @@ impl LogDiskOutcome {
                 }
             });
             lines.extend(r.lost.iter().cloned());
+        }
+        if let Some(bytes) = self.lengthened {
+            lines.push(format!("LENGTHENED: the file system on it has {bytes} bytes, and so has the disk now"));
         }
         if self.unmarked {
             lines.push("its rebuilding has not come to its end: what files have lost reads as zeros".into());
@@ -176,13 +183,18 @@ pub fn check(
     }
     look(&dev, wanted.data, &mut outcome).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     if outcome.problems.is_empty() {
+        if wanted.rebuild {
+            // Of a rebuilding that was interrupted.
+            fit(&dev, &name, &mut outcome)?;
+        }
         if !outcome.summaries.is_empty() && wanted.mend && question(Proposal::Mend, &outcome.summaries) {
             let steps = Steps::new();
             steps.show("moving what is in damaged segments", 0, 1);
             let mended = mend(&dev).map_err(|e| with_code(exit::fsck::OPERATIONAL, cannot(&name, "mended", &e)))?;
             drop(steps);
+            let lengthened = outcome.lengthened;
             look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
-            outcome.mended = Some(mended);
+            (outcome.mended, outcome.lengthened) = (Some(mended), lengthened);
         }
         return Ok(Some(outcome));
     }
@@ -201,7 +213,7 @@ pub fn check(
     let steps = Steps::new();
     steps.show("rebuilding the log disk", 0, 1);
     let store = recover_image(dev.clone()).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
-    let mut report = rebuild(Arc::new(store), &LogOptions::default()).map_err(|e| {
+    let report = rebuild(Arc::new(store), &LogOptions::default()).map_err(|e| {
         if e.kind() == io::ErrorKind::Unsupported && !NewerVersion::is(&e) {
             return with_code(
                 exit::fsck::ERRORS_LEFT,
@@ -211,12 +223,8 @@ pub fn check(
         with_code(exit::fsck::OPERATIONAL, cannot(&name, "rebuilt", &e))
     })?;
     drop(steps);
-    if report.size_lost
-        && let Some(bytes) = fit_file_system(&dev).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?
-    {
-        report.lost.push(format!("the file system on it has {bytes} bytes: so has the disk now"));
-    }
     look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
+    fit(&dev, &name, &mut outcome)?;
     outcome.rebuilt = Some(report);
     Ok(Some(outcome))
 }
@@ -229,7 +237,16 @@ fn cannot(name: &str, what: &str, e: &io::Error) -> anyhow::Error {
     anyhow!("{name}: the log disk cannot be {what}: {e}{advice}")
 }
 
-/// Makes a log disk whose size is lost as long as the file system that begins on it, if it is shorter. Returns that length.
+/// A new map may be of a disk whose size is lost.
+fn fit(dev: &Arc<dyn Device>, name: &str, outcome: &mut LogDiskOutcome) -> anyhow::Result<()> {
+    if outcome.unmarked {
+        let fitted = fit_file_system(dev).with_context(|| name.to_owned()).exit_code(exit::fsck::OPERATIONAL)?;
+        outcome.lengthened = fitted;
+    }
+    Ok(())
+}
+
+/// Makes a log disk as long as the file system that begins on it, if it is shorter. Returns that length.
 fn fit_file_system(dev: &Arc<dyn Device>) -> io::Result<Option<u64>> {
     let options = LogOptions { unmarked: true, ..LogOptions::default() };
     let disk = LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &options)?;

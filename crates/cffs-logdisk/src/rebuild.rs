@@ -49,10 +49,9 @@ pub struct RebuildReport {
     pub batches: usize,
     /// Bytes that the main branch has, if its map was made anew.
     pub mapped: u64,
-    /// Bytes of logical space.
+    /// Bytes of logical space. Where nothing says how many there were, it ends behind the last block that was found: [`LogDisk::lengthen`](crate::LogDisk::lengthen)
+    /// is for who knows.
     pub logical_bytes: u64,
-    /// Nothing says how many there were: the space ends behind the last block that was found. [`LogDisk::lengthen`](crate::LogDisk::lengthen) is for who knows.
-    pub size_lost: bool,
     /// What is lost or could not be read, one line for each.
     pub lost: Vec<String>,
 }
@@ -539,7 +538,6 @@ impl Maker {
         state.logical_bytes = match fields {
             Some(known) => known.logical_bytes,
             None => {
-                report.size_lost = true;
                 self.lost.add("the size of the disk is lost: it ends behind the last block that was found".into());
                 end.max(1).saturating_mul(BLOCK_BYTES as u64)
             }

@@ -364,36 +364,55 @@ fn looking_writes_nothing_and_a_repair_discards_what_a_crash_has_left() {
     }
 }
 
-/// Only checkpoints say how long a log disk is. Without any, it is as long as the file system on it.
+/// An image with a tree, and without any checkpoint.
+fn image_without_checkpoints(dir: &Path) -> String {
+    let image = make_log_image(dir, &[]);
+    let from = dir.join("from");
+    make_tree(&from);
+    ok(&["import", from.to_str().unwrap(), &image]);
+    wipe(&image, &structures(&image, b"CLR1"));
+    wipe(&image, &structures(&image, b"CLN1"));
+    image
+}
+
+/// Only checkpoints say how long a log disk is. Without any, it is as long as the file system on it, also if the rebuilding ended before that.
 #[test]
 fn a_log_disk_without_checkpoints_is_as_long_as_its_file_system() {
     let dir = temp_dir();
-    let image = make_log_image(dir.path(), &[]);
-    let from = dir.path().join("from");
-    make_tree(&from);
-    ok(&["import", from.to_str().unwrap(), &image]);
-    let size = |info: String| info.lines().find(|line| line.starts_with("size")).map(str::to_owned);
-    let before = size(ok(&["info", &image]));
-    wipe(&image, &structures(&image, b"CLR1"));
-    wipe(&image, &structures(&image, b"CLN1"));
-    let out = run(&["fsck", "-y", "-f", &image]);
-    let said = stderr(&out);
-    assert_eq!(out.status.code(), Some(1), "{said}");
-    assert!(before.is_some() && size(ok(&["info", &image])) == before);
-    has_the_tree(dir.path(), &image);
-    ok(&["fsck", "-n", "-f", "--data", &image]);
+    let image = image_without_checkpoints(dir.path());
+    let interrupted = dir.path().join("interrupted");
+    let rebuilt = || {
+        let dev = FileDevice::open(&interrupted, OpenMode::READ_WRITE).unwrap();
+        let store = cffs_logdisk::recover_image(Arc::new(dev)).unwrap();
+        cffs_logdisk::rebuild(Arc::new(store), &cffs_logdisk::LogOptions::default()).unwrap().logical_bytes
+    };
+    // Nor the batch that has what lies last.
+    let is_last = |batch: &u64| {
+        fs::copy(&image, &interrupted).unwrap();
+        wipe(interrupted.to_str().unwrap(), &[*batch]);
+        rebuilt() < 512 << 20
+    };
+    let last = structures(&image, b"CLB1").into_iter().find(is_last).unwrap();
+    wipe(&image, &[last]);
+    // After a rebuilding the segment with the batch whose summary is gone is left to the next repair.
+    for (image, code) in [(&*image, 5), (interrupted.to_str().unwrap(), 1)] {
+        let out = run(&["fsck", "-y", "-f", image]);
+        let said = stdout(&out);
+        assert_eq!(out.status.code(), Some(code), "{said} {}", stderr(&out));
+        assert!(said.contains("LENGTHENED"), "{said}");
+        run(&["fsck", "-y", "-f", image]);
+        let info = ok(&["info", image]);
+        assert!(info.contains("size         512 MiB"), "{info}");
+        has_the_tree(dir.path(), image);
+        ok(&["fsck", "-n", "-f", "--data", image]);
+    }
 }
 
 /// A log disk whose checkpoints are gone is rebuilt; where the file system on it is gone as well, that is said, and not to rebuild it again.
 #[test]
 fn where_no_file_system_is_left_on_a_rebuilt_log_disk_that_is_said() {
     let dir = temp_dir();
-    let image = make_log_image(dir.path(), &[]);
-    let from = dir.path().join("from");
-    make_tree(&from);
-    ok(&["import", from.to_str().unwrap(), &image]);
-    wipe(&image, &structures(&image, b"CLR1"));
-    wipe(&image, &structures(&image, b"CLN1"));
+    let image = image_without_checkpoints(dir.path());
     wipe(&image, &structures(&image, b"\x89CFFS\r\n\x1a"));
     for _ in 0..2 {
         let out = run(&["fsck", "-y", "-f", &image]);
