@@ -203,3 +203,26 @@ fn a_writer_gets_the_space_of_what_was_deleted_without_anybody_else() {
     disk.flush().unwrap();
     assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
 }
+
+/// A full disk whose blocks a snapshot has: when that goes they can be overwritten at once, although nothing else becomes free.
+#[test]
+fn what_no_snapshot_has_any_more_is_overwritten_on_a_full_disk() {
+    let device = Arc::new(MemoryDevice::new(16 << 20));
+    let store = ImageStore::format(device, &ImageOptions { uuid: [9; 16], slot_bytes: 64 << 10 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    let write = |n: u64, tag: u8| disk.write_at(IoKind::Data, n * BLOCK, &[tag; BLOCK_BYTES]);
+    // The first one takes its reserve while there is room.
+    disk.snapshot(MAIN_BRANCH, "empty").unwrap();
+    let fit = disk.space().free / (BLOCK + 128);
+    (0..fit * 9 / 10).try_for_each(|n| write(n, 1)).unwrap();
+    disk.flush().unwrap();
+    let id = disk.snapshot(MAIN_BRANCH, "all").unwrap();
+    (fit..).find(|n| write(*n, 1).is_err()).unwrap();
+    disk.flush().unwrap();
+    let e = write(0, 2).unwrap_err();
+    assert_eq!(e.kind(), io::ErrorKind::StorageFull);
+    disk.delete_snapshot(id).unwrap();
+    write(0, 2).unwrap();
+    disk.flush().unwrap();
+    assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
+}
