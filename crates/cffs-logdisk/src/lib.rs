@@ -16,7 +16,7 @@
 //! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `mend`: moves what damaged summaries do not describe; `survey`, `rebuild`, `remains`: the disk from its
 //!   segments alone.
 //! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device, `shared`: what its branches and snapshots have in common; `stream`: snapshots
-//!   through a pipe.
+//!   through a pipe; `dump`: what is there, field by field.
 //!
 //! # Why it is as it is
 //!
@@ -58,6 +58,7 @@ mod covered;
 #[cfg(test)]
 mod decode_tests;
 mod disk;
+pub mod dump;
 mod evacuate;
 mod extent;
 #[cfg(test)]

@@ -12,7 +12,7 @@ const CRATES: &[&Layer] = &[
     &["cffs"],
     &["cffs_disk", "cffs_logdisk", "cffs_volume"],
     &["cffs_device"],
-    &["cffs_buf", "cffs_shuttle", "cffs_testenv"],
+    &["cffs_buf", "cffs_shuttle", "cffs_testenv", "cffs_values"],
 ];
 
 /// Modules of the engine, from above.
@@ -43,7 +43,7 @@ const ENGINE: &[&Layer] = &[
 
 /// Modules of the log disk, from above.
 const LOGDISK: &[&Layer] = &[
-    &["stream"],
+    &["stream", "dump"],
     &["disk"],
     &["shared", "rebuild", "mend"],
     &["recount"],

@@ -1,5 +1,6 @@
 //! `cffs dump`: prints structures of an image as they stand there.
 
+mod log_disk;
 mod print;
 
 use crate::device::open_device;
@@ -7,7 +8,7 @@ use crate::disk::disk_of;
 use crate::image::{LogArgs, engine_error};
 use crate::text::print_json;
 use anyhow::anyhow;
-use cffs::device::{Device, OpenMode, OverlayDevice};
+use cffs::device::{Device, FileDevice, OpenMode, OverlayDevice};
 use cffs::dump::{Dumper, Value, Which, superblocks};
 use cffs::format::BlockAddr;
 use cffs::{Error, Ino, QuotaKind, Result};
@@ -16,7 +17,7 @@ use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Print structures of an image, field by field
@@ -45,6 +46,14 @@ pub struct DumpArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
+    #[command(flatten)]
+    FileSystem(OfFileSystem),
+    #[command(flatten)]
+    LogDisk(log_disk::What),
+}
+
+#[derive(Subcommand, Debug)]
+enum OfFileSystem {
     /// The superblock and its copies
     Superblock {
         /// Only the one of this allocation group: 0 is the primary
@@ -111,53 +120,62 @@ fn which(file: &OsStr) -> Result<Which> {
     }
 }
 
-fn dump(dumper: &Dumper<'_>, what: &What) -> Result<Value> {
+fn dump(dumper: &Dumper<'_>, what: &OfFileSystem) -> Result<Value> {
     match what {
-        What::Superblock { group: Some(group) } => dumper.superblock_of(*group),
-        What::Superblock { group: None } => Error::invalid("superblocks need no other"),
-        What::Counters => Ok(dumper.counters()),
-        What::Group { group } => dumper.group(*group),
-        What::Block { block } => dumper.block(*block),
-        What::Dir { file } => dumper.directory(&which(file)?),
-        What::Inode { file } => dumper.inode(&which(file)?),
-        What::Extents { file } => dumper.extents(&which(file)?),
-        What::Xattrs { file } => dumper.xattrs(&which(file)?),
-        What::Locator { inode: None } => dumper.locator(),
-        What::Locator { inode: Some(inode) } => dumper.locator_of(*inode),
-        What::External => dumper.external(),
-        What::Quota { kind } => dumper.quota(*kind),
-        What::Log => dumper.log(),
+        OfFileSystem::Superblock { group: Some(group) } => dumper.superblock_of(*group),
+        OfFileSystem::Superblock { group: None } => Error::invalid("superblocks need no other"),
+        OfFileSystem::Counters => Ok(dumper.counters()),
+        OfFileSystem::Group { group } => dumper.group(*group),
+        OfFileSystem::Block { block } => dumper.block(*block),
+        OfFileSystem::Dir { file } => dumper.directory(&which(file)?),
+        OfFileSystem::Inode { file } => dumper.inode(&which(file)?),
+        OfFileSystem::Extents { file } => dumper.extents(&which(file)?),
+        OfFileSystem::Xattrs { file } => dumper.xattrs(&which(file)?),
+        OfFileSystem::Locator { inode: None } => dumper.locator(),
+        OfFileSystem::Locator { inode: Some(inode) } => dumper.locator_of(*inode),
+        OfFileSystem::External => dumper.external(),
+        OfFileSystem::Quota { kind } => dumper.quota(*kind),
+        OfFileSystem::Log => dumper.log(),
     }
+}
+
+/// What is of the file system on an image.
+fn of_file_system(args: &DumpArgs, what: &OfFileSystem) -> anyhow::Result<Value> {
+    let name = args.image.display().to_string();
+    let open = |path: &Path| disk_of(file_of(path)?, path, &args.log).map(|disk| disk.dev);
+    let mut dev = open(&args.image)?;
+    let mut log_dev = args.log.log_device.as_deref().map(open).transpose()?;
+    if let OfFileSystem::Superblock { group: None } = what {
+        return Ok(Value::List(superblocks(&*dev)));
+    }
+    if args.replay {
+        dev = Arc::new(OverlayDevice::new(dev));
+        log_dev = log_dev.map(|d| Arc::new(OverlayDevice::new(d)) as Arc<dyn Device>);
+    }
+    let dumper = Dumper::open(&*dev, log_dev.as_deref())
+        .map_err(|e| anyhow!("{}; `cffs dump {name} superblock` shows what is there", engine_error(e, &name)))?;
+    if args.replay {
+        dumper.replay().map_err(|e| anyhow!("{name}: {e}: the log cannot be replayed; leave out --replay"))?;
+    }
+    for note in dumper.notes() {
+        eprintln!("cffs: {name}: {note}");
+    }
+    dump(&dumper, what).map_err(|e| anyhow!("{name}: {e}"))
+}
+
+fn file_of(path: &Path) -> anyhow::Result<FileDevice> {
+    let file = open_device(path, OpenMode::READ_ONLY)?;
+    // Whatever its blocks are, which may be all that is known of it.
+    file.use_buffered()?;
+    Ok(file)
 }
 
 /// Runs the subcommand.
 pub fn run(args: &DumpArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
-    let name = args.image.display().to_string();
-    let open = |path: &std::path::Path| -> anyhow::Result<Arc<dyn Device>> {
-        let file = open_device(path, OpenMode::READ_ONLY)?;
-        // Whatever its blocks are, which may be all that is known of it.
-        file.use_buffered()?;
-        Ok(disk_of(file, path, &args.log)?.dev)
-    };
-    let mut dev = open(&args.image)?;
-    let mut log_dev = args.log.log_device.as_deref().map(open).transpose()?;
-    let value = if let What::Superblock { group: None } = args.what {
-        Value::List(superblocks(&*dev))
-    } else {
-        if args.replay {
-            dev = Arc::new(OverlayDevice::new(dev));
-            log_dev = log_dev.map(|d| Arc::new(OverlayDevice::new(d)) as Arc<dyn Device>);
-        }
-        let dumper = Dumper::open(&*dev, log_dev.as_deref())
-            .map_err(|e| anyhow!("{}; `cffs dump {name} superblock` shows what is there", engine_error(e, &name)))?;
-        if args.replay {
-            dumper.replay().map_err(|e| anyhow!("{name}: {e}: the log cannot be replayed; leave out --replay"))?;
-        }
-        for note in dumper.notes() {
-            eprintln!("cffs: {name}: {note}");
-        }
-        dump(&dumper, &args.what).map_err(|e| anyhow!("{name}: {e}"))?
+    let value = match &args.what {
+        What::FileSystem(what) => of_file_system(args, what)?,
+        What::LogDisk(what) => log_disk::dump(file_of(&args.image)?, &args.image, &args.log, what)?,
     };
     if args.json {
         print_json(&json!(value))?;

@@ -1,5 +1,6 @@
 //! `dump` and `image`: what is on an image, for those who look for what is wrong with it.
 
+use crate::log_layout::{make_log_image, noise};
 use crate::tools::*;
 use std::os::unix::fs::FileExt;
 
@@ -58,6 +59,79 @@ fn dump_shows_what_is_left_of_a_damaged_image() {
     let out = run(&["dump", &image, "inode", "/some/where"]);
     assert!(out.status.success() && stderr(&out).contains("is used"), "{}", stderr(&out));
     assert!(ok(&["dump", &image, "superblock"]).contains("magic ok  no"));
+}
+
+/// From the name of a file to its bytes on the image, also in a snapshot; and what can be seen of a log disk that cannot be opened.
+#[test]
+fn dump_shows_the_log_disk_below_a_file_system() {
+    let dir = temp_dir();
+    let image = make_log_image(dir.path(), &[]);
+    let dump = |what: &[&str]| json(&ok(&[&["dump", "--json", &image], what].concat()));
+    let store = |data: &[u8]| {
+        let from = dir.path().join("from");
+        std::fs::create_dir_all(&from).unwrap();
+        std::fs::write(from.join("letter"), data).unwrap();
+        ok(&["import", from.to_str().unwrap(), &image]);
+    };
+    let there = |map: &serde_json::Value| {
+        let extent = &map["extents"][0];
+        assert_eq!((&extent["codec"], &extent["blocks"]), (&"plain".into(), &4.into()), "{map}");
+        let at = extent["byte"].as_u64().unwrap() as usize;
+        (extent["segment"].as_str().unwrap().to_owned(), contents(&image)[at..at + (4 << 12)].to_vec())
+    };
+    let (first, second) = (noise(1, 4 << 12), noise(2, 4 << 12));
+    store(&first);
+    ok(&["snapshot", "create", &image, "monday"]);
+    let old = dump(&["extents", "/letter"])["extents"][0]["first"].as_u64().unwrap() / 4;
+    store(&second);
+    let new = dump(&["extents", "/letter"])["extents"][0]["first"].as_u64().unwrap() / 4;
+    let branches = dump(&["branches"]);
+    assert_eq!(
+        (&branches["branches"][0]["name"], &branches["snapshots"][0]["name"]),
+        (&"main".into(), &"monday".into())
+    );
+    let snapshot = branches["snapshots"][0]["id"].to_string();
+    let (segment, bytes) = there(&dump(&["map", &new.to_string(), "4"]));
+    assert!(bytes == second);
+    assert!(there(&dump(&["map", &old.to_string(), "4", "--of", &snapshot])).1 == first);
+
+    let segments = dump(&["segments"]);
+    let list = segments["list"].as_array().unwrap();
+    assert!(
+        list.iter().any(|s| s["segment"] == segment.as_str() && s["live"].as_u64().unwrap() >= 4 << 12),
+        "{segments}"
+    );
+    let entries_of = |segment: &str| {
+        let batches = dump(&["segment", segment])["batches"].as_array().unwrap().clone();
+        batches.iter().flat_map(|b| b["entries"].as_array().unwrap().clone()).collect::<Vec<_>>()
+    };
+    let entries = entries_of(&segment);
+    assert!(entries.iter().any(|e| e["entry"] == "write" && e["block"] == new && e["blocks"] == 4), "{entries:?}");
+    let disk = dump(&["disk"]);
+    let [a, b] = [0, 1].map(|n| disk["superblocks"][n]["sequence"].as_u64().unwrap());
+    assert!(a.abs_diff(b) == 1 && disk["superblocks"][0]["slots"].as_u64().unwrap() > 10, "{disk}");
+    assert!(disk["checkpoint"]["problems"].is_null() && disk["checkpoint"]["logical_bytes"].as_u64().unwrap() > 0);
+
+    // The checkpoint is lost, and a superblock.
+    let newer = usize::from(b > a);
+    let root = &disk["superblocks"][newer]["root"];
+    let of_root = root["segment"].as_str().unwrap().to_owned();
+    let start = dump(&["segment", &of_root])["byte"].as_u64().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    file.write_all_at(&[0; 512], start + root["offset"].as_u64().unwrap()).unwrap();
+    fails(&["dump", &image, "segments"], 1, &[&image, "fsck"]);
+    let disk = dump(&["disk"]);
+    assert!(disk["superblocks"][newer]["problems"].is_null() && !disk["checkpoint"]["problems"].is_null(), "{disk}");
+    assert_eq!(entries_of(&segment), entries);
+    file.write_all_at(&[0; 512], disk["superblocks"][1 - newer]["at"].as_u64().unwrap()).unwrap();
+    assert!(dump(&["disk"])["superblocks"][1 - newer]["problems"].to_string().contains("no superblock"));
+
+    fails(&["dump", &image, "segment", "0xffff"], 1, &[&image, "0xffff is none of this image"]);
+    fails(&["dump", &image, "segment", "none"], 2, &["none"]);
+    let plain = make_image(dir.path(), &["--force"]);
+    for what in [&["disk"][..], &["segments"], &["segment", "1"], &["branches"], &["map", "1"]] {
+        fails(&[&["dump", &plain], what].concat(), 1, &[&plain, "no log disk"]);
+    }
 }
 
 #[test]

@@ -275,7 +275,7 @@ fn newest_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock>
     Ok(sb)
 }
 
-fn read_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock> {
+pub(crate) fn read_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock> {
     let read = || {
         let mut bytes = vec![0; SUPERBLOCK_BYTES];
         device.read_at(IoKind::Super, offset, &mut bytes)?;

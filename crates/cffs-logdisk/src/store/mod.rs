@@ -9,7 +9,7 @@ mod memory;
 mod segment_store;
 mod superblock;
 
-pub(crate) use image::{Geometry, parts_of};
+pub(crate) use image::{Geometry, parts_of, read_superblock};
 pub use image::{ImageOptions, ImageStore};
 pub use memory::MemoryStore;
 pub use segment_store::{Get, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot};

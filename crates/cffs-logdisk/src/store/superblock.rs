@@ -1,7 +1,8 @@
 //! The superblock of an image: geometry, and the root. There are two; the newer that is whole counts.
 
 use super::segment_store::ROOT_BYTES_MAX;
-use crate::codec::{Fields, PutFields, corrupt, crc32c};
+use crate::codec::{self, PutFields, corrupt, crc32c};
+use cffs_values::{Fields, hex};
 use std::io;
 
 /// Bytes of a superblock.
@@ -47,9 +48,22 @@ impl Superblock {
         b
     }
 
+    /// Its fields but for the root.
+    pub(crate) fn fields(&self) -> Fields {
+        let mut f = Fields::of("uuid", hex(&self.uuid));
+        f.put("sequence", self.sequence).put("slot_bytes", self.slot_bytes).put("slots", self.slots);
+        f.put("first_slot", self.first_slot);
+        f
+    }
+
+    /// The bytes of the root.
+    pub(crate) fn root(&self) -> &[u8] {
+        &self.root
+    }
+
     /// Checks everything that can be checked without the device.
     pub(crate) fn decode(bytes: &[u8]) -> io::Result<Self> {
-        let mut f = Fields::new(bytes);
+        let mut f = codec::Fields::new(bytes);
         if bytes.len() != SUPERBLOCK_BYTES || f.bytes(8)? != MAGIC {
             return Err(corrupt("no superblock of a log disk"));
         }

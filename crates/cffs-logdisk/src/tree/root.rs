@@ -47,6 +47,14 @@ impl<L: Layout> Root<L> {
         self.level
     }
 
+    /// Where the node at the top is stored.
+    pub(crate) fn stored(&self) -> Option<NodeRef> {
+        match &self.child {
+            Some(Child::Stored(r)) => Some(*r),
+            _ => None,
+        }
+    }
+
     /// Whether a part of the tree is only in memory.
     pub(crate) fn is_dirty(&self) -> bool {
         matches!(self.child, Some(Child::Dirty(_)))

@@ -2,12 +2,12 @@
 
 use super::contents::{contents, first_bytes};
 use super::dumper::Dumper;
-use super::value::{Fields, Value};
 use super::volume::superblock_fields;
 use crate::error::{Error, Result};
 use crate::format::ag::BITMAP_BITS;
 use crate::format::*;
 use crate::journal::log_extent;
+use cffs_values::{Fields, Value};
 
 impl Dumper<'_> {
     /// Whatever is at a block address.

@@ -3,7 +3,6 @@
 use super::entries::{RawEntry, entry_chain};
 use super::inode::{inode_value, type_name};
 use super::records::{attribute, child, counters, extent, location, quota};
-use super::value::{Fields, Value, hex};
 use crate::format::ag::{BITMAP_BITS, BITMAP_INDEX, ag_free, free_runs};
 use crate::format::dirblock::{self, DIR_FREE, DIR_LBLOCK, DIR_NAMES, DIR_ORPHANS};
 use crate::format::dirindex::{self, BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, BUCKET_OVERFLOWED, PAIR_SIZE};
@@ -16,6 +15,7 @@ use crate::format::system::Counters;
 use crate::format::table::{LOCATOR_SIZE, TABLE_LBLOCK, TABLE_USED, TableShape, map_count};
 use crate::format::xattr::{ChainBlock, XATTR_INDEX, XATTR_NEXT, XATTR_USED, decode_list};
 use crate::format::*;
+use cffs_values::{Fields, Value, hex};
 
 /// Bytes of something unknown that are shown.
 const SHOWN: usize = 256;

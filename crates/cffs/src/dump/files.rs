@@ -4,7 +4,6 @@ use super::dumper::Dumper;
 use super::entries::entry_chain;
 use super::inode::inode_value;
 use super::records::{attribute, location};
-use super::value::{Fields, Value};
 use crate::error::{Error, Result};
 use crate::format::dirblock::DIR_BLOCKS_MAX;
 use crate::format::extent::{Child, EXTENT_SIZE, Extent, NODE_COUNT, node_capacity, node_entry};
@@ -12,6 +11,7 @@ use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::table::{LOCATOR_SIZE, Location, TableShape};
 use crate::format::xattr::{ChainBlock, chain_max, decode_list};
 use crate::format::*;
+use cffs_values::{Fields, Value};
 use std::collections::HashSet;
 
 /// A file of an image.

@@ -1,10 +1,10 @@
 //! Inodes: their fields, also of those that do not decode.
 
 use super::records::{attribute, child, extent};
-use super::value::{Fields, Value, hex};
 use crate::format::inode::{FLAGS, INODE_AUX, INODE_CORE_SIZE, INODE_HINT, INODE_XATTRS, XATTR_BLOCK_BITS};
 use crate::format::xattr::decode_list;
 use crate::format::{FileType, Inode, InodeFormat, get_u16, get_u32, get_u64};
+use cffs_values::{Fields, Value, hex};
 
 /// The word for a type of file, from its number.
 pub(super) fn type_name(t: u8) -> String {

@@ -1,7 +1,6 @@
 //! The log: its header, and the transactions that a replay would apply.
 
 use super::dumper::Dumper;
-use super::value::{Fields, Value};
 use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, LogHeader, Record, TXN_MAGIC, txn_header};
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
@@ -10,6 +9,7 @@ use crate::journal::LogReader;
 use crate::journal::{COMMIT_DIVISOR, current_header, log_extent, read_headers};
 use cffs_buf::AlignedBuf;
 use cffs_device::{Device, IoKind};
+use cffs_values::{Fields, Value};
 
 impl Dumper<'_> {
     /// The log: `replayable` says whether mounting could apply it, and `end` why it ends where it does.

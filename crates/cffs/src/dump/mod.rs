@@ -14,11 +14,10 @@ mod files;
 mod inode;
 mod log;
 mod records;
-mod value;
 mod volume;
 
+pub use cffs_values::{Fields, Value, hex};
 pub use dumper::Dumper;
 pub(crate) use entries::entry_chain;
 pub use files::Which;
-pub use value::{Fields, Value, hex};
 pub use volume::superblocks;

@@ -1,11 +1,11 @@
 //! Single records: extents, counters, locations, attributes, quotas.
 
-use super::value::{Fields, Value, hex};
 use crate::format::extent::{Child, Extent};
 use crate::format::system::Counters;
 use crate::format::table::Location;
 use crate::format::xattr::Xattr;
 use crate::format::{Ino, QuotaRecord, get_u32, get_u64};
+use cffs_values::{Fields, Value, hex};
 
 pub(super) fn counters(f: &mut Fields, c: &Counters) {
     f.put("free_fragments", c.free_frags).put("inodes", c.inodes).put("groups_initialized", c.ags);

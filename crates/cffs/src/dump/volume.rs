@@ -1,7 +1,6 @@
 //! Structures of the file system as a whole: superblocks, counters, allocation groups.
 
 use super::dumper::Dumper;
-use super::value::{Fields, Value, hex};
 use crate::check::repair::{copies_of, read_super};
 use crate::error::{Error, Result};
 use crate::format::LONGEST_RUNS_LEN;
@@ -10,6 +9,7 @@ use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Superblock, get_u32, get_u64, verify_block};
 use crate::superblocks::backup_ags;
 use cffs_device::Device;
+use cffs_values::{Fields, Value, hex};
 
 /// The superblocks, where they are and where they should be. Works without any that is good.
 pub fn superblocks(dev: &dyn Device) -> Vec<Value> {

@@ -1,4 +1,6 @@
 //! What a dump consists of: named values in an order that makes sense to a reader, for JSON and for printing alike.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
 
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
@@ -78,12 +80,12 @@ impl Fields {
     }
 
     /// What is wrong, as a list that is left out where it is empty.
-    pub(super) fn problems(&mut self, list: impl IntoIterator<Item = String>) {
+    pub fn problems(&mut self, list: impl IntoIterator<Item = String>) {
         self.problems_as("problems", list);
     }
 
     /// The same under another name.
-    pub(super) fn problems_as(&mut self, name: &'static str, list: impl IntoIterator<Item = String>) {
+    pub fn problems_as(&mut self, name: &'static str, list: impl IntoIterator<Item = String>) {
         let list: Vec<String> = list.into_iter().collect();
         if !list.is_empty() {
             self.put(name, list);
