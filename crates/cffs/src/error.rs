@@ -85,9 +85,16 @@ pub enum Error {
     /// A structure on the device is damaged; the text says which and where.
     #[error("file system is damaged: {0}")]
     Corrupt(#[from] Corrupt),
-    /// The device failed.
-    #[error("input/output error: {0}")]
+    /// The device failed, or refused what was asked of it.
+    #[error("{}{}", prefix(.0), .0)]
     Io(#[source] io::Error),
+}
+
+/// What stands before the text of a device. What one of ours refuses, for a reason that its text says, is no failure of it.
+fn prefix(e: &io::Error) -> &'static str {
+    use io::ErrorKind::{InvalidInput, NotFound, ReadOnlyFilesystem, StorageFull, Unsupported};
+    let refused = matches!(e.kind(), InvalidInput | NotFound | ReadOnlyFilesystem | StorageFull | Unsupported);
+    if refused && e.raw_os_error().is_none() { "" } else { "input/output error: " }
 }
 
 /// An [`Error`] that was converted to [`io::Error`] is restored.

@@ -295,6 +295,13 @@ fn a_read_only_mount_of_a_mounted_image_has_its_newest_snapshot() {
     assert!(fs::write(second.join("file"), "").is_err(), "a snapshot is not written");
     assert_eq!(fs::read(path.join("file")).unwrap(), b"wednesday");
     umount(&at);
+    umount(&name);
+    ok(&["mount", "-o", "ro", &image, &name]);
+    let refused = format!("{name}: the log disk is open read-only");
+    fails(&["snapshot", "create", &name, "wednesday"], 1, &[&refused]);
+    fails(&["snapshot", "delete", &name, "monday"], 1, &[&refused]);
+    umount(&name);
+    ok(&["mount", &image, &name]);
     // Without ro it is the same file system.
     ok(&["mount", &image, &at]);
     assert_eq!(fs::read(second.join("file")).unwrap(), b"wednesday");
