@@ -120,9 +120,10 @@ impl LogDiskOutcome {
         }
         if let Some(r) = &self.rebuilt {
             lines.push(match (r.from_checkpoint, r.recounted) {
-                (true, false) => {
+                (true, false) if r.lost.is_empty() => {
                     "REBUILT: an earlier checkpoint and what was written since are whole: nothing is lost".into()
                 }
+                (true, false) => "REBUILT: an earlier checkpoint and what was written since have all files".into(),
                 (true, true) => "REBUILT: the use of segments was counted anew: nothing is lost".into(),
                 (false, _) => {
                     format!("REBUILT: the map was made from {} batches; snapshots and clones are lost", r.batches)
@@ -187,15 +188,7 @@ pub fn check(
             // Of a rebuilding that was interrupted.
             fit(&dev, &name, &mut outcome)?;
         }
-        if !outcome.summaries.is_empty() && wanted.mend && question(Proposal::Mend, &outcome.summaries) {
-            let steps = Steps::new();
-            steps.show("moving what is in damaged segments", 0, 1);
-            let mended = mend(&dev).map_err(|e| with_code(exit::fsck::OPERATIONAL, cannot(&name, "mended", &e)))?;
-            drop(steps);
-            let lengthened = outcome.lengthened;
-            look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
-            (outcome.mended, outcome.lengthened) = (Some(mended), lengthened);
-        }
+        move_damaged(&dev, &name, wanted, &mut outcome, question)?;
         return Ok(Some(outcome));
     }
     if let Some(end) = outcome.unreadable_end.take() {
@@ -225,8 +218,32 @@ pub fn check(
     drop(steps);
     look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
     fit(&dev, &name, &mut outcome)?;
+    if outcome.problems.is_empty() {
+        move_damaged(&dev, &name, wanted, &mut outcome, question)?;
+    }
     outcome.rebuilt = Some(report);
     Ok(Some(outcome))
+}
+
+/// Moves what batches with damaged summaries have, if there are some.
+fn move_damaged(
+    dev: &Arc<dyn Device>,
+    name: &str,
+    wanted: Wanted,
+    outcome: &mut LogDiskOutcome,
+    question: &mut dyn FnMut(Proposal, &[String]) -> bool,
+) -> anyhow::Result<()> {
+    if outcome.summaries.is_empty() || !wanted.mend || !question(Proposal::Mend, &outcome.summaries) {
+        return Ok(());
+    }
+    let steps = Steps::new();
+    steps.show("moving what is in damaged segments", 0, 1);
+    let mended = mend(dev).map_err(|e| with_code(exit::fsck::OPERATIONAL, cannot(name, "mended", &e)))?;
+    drop(steps);
+    let lengthened = outcome.lengthened;
+    look(dev, wanted.data, outcome).exit_code(exit::fsck::OPERATIONAL)?;
+    (outcome.mended, outcome.lengthened) = (Some(mended), lengthened);
+    Ok(())
 }
 
 fn cannot(name: &str, what: &str, e: &io::Error) -> anyhow::Error {

@@ -92,6 +92,11 @@ impl Entry {
         }
     }
 
+    /// Whether it is of the log disk's own making, and no part of what was written.
+    pub(crate) fn is_made(&self) -> bool {
+        matches!(self, Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. })
+    }
+
     /// Ordinals that the entry takes.
     pub(crate) fn ordinals(&self) -> u32 {
         match self {
@@ -370,6 +375,11 @@ impl Summary {
             io::ErrorKind::Unsupported,
             NewerVersion { sequence: *sequence, segment: *segment, offset: *offset, kind },
         ))
+    }
+
+    /// Whether it has nothing but what a checkpoint stores.
+    pub(crate) fn is_of_checkpoint(&self) -> bool {
+        self.unknown.is_none() && self.entries.iter().all(|e| matches!(e, Entry::Node { .. } | Entry::Record { .. }))
     }
 
     pub(crate) fn encoded_bytes(&self) -> usize {

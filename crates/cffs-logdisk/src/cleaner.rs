@@ -115,7 +115,7 @@ impl State {
 
     /// Whether nobody needs a segment any more as soon as what lives in it is elsewhere, and that is durable: the last checkpoint refers to no
     /// node in it, and recovery reads no batch of it. It knows from the batches behind the checkpoint that nothing is mapped there.
-    fn is_free_when_moved(&self, id: SegmentId, info: &SegmentInfo) -> bool {
+    pub(crate) fn is_free_when_moved(&self, id: SegmentId, info: &SegmentInfo) -> bool {
         info.stream != STREAM_NODES && !self.usage.fresh.contains(&id)
     }
 

@@ -104,7 +104,7 @@ impl State {
                 if out.is_full(bounds) {
                     return Ok(false);
                 }
-                out.had_nodes |= matches!(entry, Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. });
+                out.had_nodes |= entry.is_made();
                 self.evacuate_entry(entry, Birth { segment: id, ordinal }, offset, &source, out)?;
             }
         }

@@ -6,7 +6,7 @@
 
 use crate::batch::{Entry, Logical, NewerVersion, Payload};
 use crate::catalog::MAIN_BRANCH;
-use crate::check::moved;
+use crate::check::{moved, parts_of};
 use crate::codec::{corrupt, crc32c};
 use crate::contents::Bytes;
 use crate::copies::get_right;
@@ -329,13 +329,11 @@ impl State {
                 Ok(is_new)
             };
             root.walk(&self.nodes(), enter, &mut |block, e: &Extent| {
-                let parts = moved(self, e.place.birth(), e.blocks)?;
-                if parts.is_empty() && segments.contains(&e.place.segment) {
-                    extents.push((*block, None, e.clone()));
-                }
-                for (birth, part) in parts.into_iter().filter(|(_, part)| segments.contains(&part.place.segment)) {
-                    let skip = u64::from(birth.ordinal - e.place.ordinal);
-                    extents.push((block + skip, Some(birth), Extent { version: e.version, ..part }));
+                let here = |(_, _, part): &(u32, bool, Extent)| segments.contains(&part.place.segment);
+                for (skip, has_moved, part) in parts_of(self, e)?.into_iter().filter(here) {
+                    let birth = Birth { ordinal: e.place.ordinal + skip, segment: e.place.segment };
+                    let now = Extent { version: e.version, ..part };
+                    extents.push((block + u64::from(skip), has_moved.then_some(birth), now));
                 }
                 Ok(())
             })?;

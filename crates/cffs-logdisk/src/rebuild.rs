@@ -151,19 +151,14 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
     let Some((&last, _)) = survey.batches.last_key_value() else {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the store has no batch of a log disk"));
     };
-    let mut report = RebuildReport { batches: survey.batches.len(), ..RebuildReport::default() };
+    let report = RebuildReport { batches: survey.batches.len(), ..RebuildReport::default() };
     let checkpoints = survey.checkpoints.clone();
     let mut miscounted = None;
     for (order, b) in &checkpoints {
         let root = root_at(&survey, *order, b);
-        match open_whole(&store, root, last, &survey, options) {
+        match open_whole(&store, root, &survey, options) {
             Ok((state, None)) => {
-                // Only now: for a store of objects this deletes all others.
-                store.adopt(&state.existing())?;
-                store.replace_root(state.log.root.sequence, &root.encode())?;
-                report.from_checkpoint = true;
-                report.logical_bytes = state.logical_bytes;
-                return Ok(report);
+                return make_root(&store, &state, root, report);
             }
             Ok((state, Some(problem))) => {
                 survey.lost.add(format!("checkpoint {} miscounts: {problem}", order.1));
@@ -179,11 +174,17 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
             Err(e) => survey.lost.add(format!("what segments have cannot be counted anew: {e}")),
         }
     }
-    if checkpoints.iter().any(|(order, b)| main_is_whole(&store, root_at(&survey, *order, b), last, &survey, options)) {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "all files can be read as it is, only snapshots or clones cannot, and a new map could lose files",
-        ));
+    let mut roots = checkpoints.iter().map(|(order, b)| root_at(&survey, *order, b));
+    if let Some((root, state)) = roots.find_map(|root| Some((root, main_is_whole(&store, root, &survey, options)?))) {
+        let now = RootRecord::decode(&store.root()?.bytes);
+        if now.is_ok_and(|now| (now.segment, now.offset) == (root.segment, root.offset)) {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "all files can be read as it is, only snapshots or clones cannot, and a new map could lose files",
+            ));
+        }
+        survey.lost.add("all files are there, snapshots or clones perhaps not".to_owned());
+        return make_root(&store, &state, root, RebuildReport { lost: survey.lost.lines, ..report });
     }
     // An older checkpoint does not know the newest segments.
     let table = checkpoints.first().and_then(|(order, b)| {
@@ -198,6 +199,19 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
         maker.apply(*order, b)?;
     }
     maker.finish(last, content, fields, report)
+}
+
+/// Makes a checkpoint the root that a store has.
+fn make_root(
+    store: &Arc<dyn SegmentStore>,
+    state: &State,
+    root: RootRecord,
+    report: RebuildReport,
+) -> io::Result<RebuildReport> {
+    // Only now: for a store of objects this deletes all others.
+    store.adopt(&state.existing())?;
+    store.replace_root(state.log.root.sequence, &root.encode())?;
+    Ok(RebuildReport { from_checkpoint: true, logical_bytes: state.logical_bytes, ..report })
 }
 
 /// The root that a checkpoint had: the batches behind it are of its epoch, or of a later one that was begun when there were none.
@@ -216,13 +230,13 @@ fn whatever(options: &LogOptions) -> LogOptions {
 fn open_whole(
     store: &Arc<dyn SegmentStore>,
     root: RootRecord,
-    last: Order,
     survey: &Survey,
     options: &LogOptions,
 ) -> io::Result<(State, Option<String>)> {
     let state = open_at(store.clone(), root, &whatever(options))?;
-    if state.log.sequence <= last.1 {
-        return Err(corrupt(format!("batch {} cannot be reached from it", last.1)));
+    let last = survey.last_needed();
+    if state.log.sequence <= last {
+        return Err(corrupt(format!("batch {last} cannot be reached from it")));
     }
     // Segments that count are never in each other's way.
     store.can_adopt(&state.existing())?;
@@ -245,18 +259,17 @@ fn unsure(state: &State, survey: &Survey) -> BTreeSet<SegmentId> {
     table.map(|(id, _)| *id).collect()
 }
 
-/// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
-/// Where what it says is not there, it never was a root: a rebuilding may have been interrupted before it came to that.
+/// The disk as a checkpoint and the batches behind it say, if they say where everything is that the main branch has. Then only snapshots or other branches are damaged,
+/// or summaries whose batches the map describes. Where what it says is not there, it never was a root: a rebuilding may have been interrupted before it came to that.
 fn main_is_whole(
     store: &Arc<dyn SegmentStore>,
     root: RootRecord,
-    last: Order,
     survey: &Survey,
     options: &LogOptions,
-) -> bool {
-    let Ok(state) = open_at(store.clone(), root, &whatever(options)) else {
-        return false;
-    };
+) -> Option<State> {
+    let state = open_at(store.clone(), root, &whatever(options)).ok()?;
+    // Segments that count are never in each other's way.
+    store.can_adopt(&state.existing()).ok()?;
     let main = state.catalog.branches.get(&MAIN_BRANCH);
     let unsure = unsure(&state, survey);
     let mut is_there = |_: &u64, extent: &Extent| {
@@ -267,7 +280,8 @@ fn main_is_whole(
             .try_for_each(|(_, e)| fetch_stored(&**store, e).map(drop))
     };
     let mut walk = |main: &Branch| main.root.walk(&state.nodes(), &mut |_| Ok(true), &mut is_there);
-    state.log.sequence > last.1 && main.is_some_and(|main| walk(main).is_ok())
+    let is_whole = state.log.sequence > survey.last_needed() && main.is_some_and(|main| walk(main).is_ok());
+    is_whole.then_some(state)
 }
 
 /// Stores a usage that was counted anew, and makes a root.

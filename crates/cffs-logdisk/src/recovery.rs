@@ -22,7 +22,8 @@ use crate::patches::Patches;
 use crate::pending::Pending;
 use crate::recent::Recent;
 use crate::root::{CLOSED_EPOCH, RootRecord, StoredRoot};
-use crate::scan::{is_whole, patience, read_summary, read_wanted, search};
+use crate::scan::{is_whole, patience, read_summary, read_wanted, search, summaries};
+use crate::space::Level;
 use crate::state::State;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::tree::Root;
@@ -145,6 +146,8 @@ struct Found {
     offset: u32,
     sequence: u64,
     continues: bool,
+    /// It is of a checkpoint.
+    is_checkpoint: bool,
 }
 
 /// Where the log may go on.
@@ -367,8 +370,13 @@ impl State {
             };
             durable = durable.max(next.durable);
             end = LogEnd::of(&next, epoch);
-            let continues = next.flags & CONTINUES != 0;
-            found.push(Found { segment: next.segment, offset: next.offset, sequence: next.sequence, continues });
+            found.push(Found {
+                segment: next.segment,
+                offset: next.offset,
+                sequence: next.sequence,
+                continues: next.flags & CONTINUES != 0,
+                is_checkpoint: next.is_of_checkpoint(),
+            });
         }
         let mut whole = found.len();
         for (i, f) in found.iter().enumerate().filter(|(_, f)| f.sequence > durable) {
@@ -388,7 +396,9 @@ impl State {
         while whole > 0 && found[whole - 1].continues {
             whole -= 1;
         }
-        torn.extend(found.drain(whole..).map(|f| f.segment));
+        torn.extend(found.drain(whole..).filter(|f| !f.is_checkpoint).map(|f| f.segment));
+        // A checkpoint that no root refers to: nothing needs it, and the one that is made now may need its room.
+        while found.pop_if(|f| f.is_checkpoint).is_some() {}
         Ok(found)
     }
 
@@ -490,6 +500,18 @@ impl State {
         }
     }
 
+    /// Gives back segments in which nothing lives and that only a checkpoint would give back, if nobody needs them: the process before has given them back
+    /// without one, or could have. All batches that say so are durable.
+    fn delete_emptied(&mut self) {
+        let is_content = |s: Summary| !s.entries.iter().any(Entry::is_made);
+        let emptied = self.empty_segments().filter(|id| {
+            let info = self.usage.table.get(id).copied().unwrap_or_default();
+            let mut all = summaries(&*self.store, self.log.uuid, *id, &info);
+            self.is_free_when_moved(*id, &info) && all.all(|s| s.is_ok_and(is_content))
+        });
+        self.delete(emptied.collect());
+    }
+
     /// Makes this process the one that writes: a new epoch, under which nothing has been written yet. Where batches are that do not count nothing is written until the next
     /// checkpoint: it could be what they lack, and make them count if this process ends before that.
     fn take_over(&mut self, root: &RootRecord, clean: bool, torn: &BTreeSet<SegmentId>) -> io::Result<()> {
@@ -506,6 +528,11 @@ impl State {
         // batches found keep their epoch until a checkpoint has them.
         let bumped = RootRecord { epoch: if clean { epoch } else { root.epoch }, ..*root };
         self.log.root.replace(&*self.store, bumped)?;
+        // Another one may be announced, besides.
+        let need = self.need(self.pending_change(), Level::Accepted) + 2 * self.store.segment_bytes();
+        if !clean && self.store.available() < need {
+            self.delete_emptied();
+        }
         self.log.leave(&self.damaged, &*self.store)?;
         // Batches that count may have nothing in the segment that was announced.
         let announced = self.log.next_segment;

@@ -146,7 +146,7 @@ impl State {
         let before = self.usage.live;
         let r = self.try_delete_step(entries);
         self.fatal(r)?;
-        self.note_freed_by_steps(before.saturating_sub(self.usage.live));
+        self.note_freed_by_steps(before.saturating_sub(self.usage.live), 0);
         let is_more = self.is_deleting();
         if self.is_dirty() || !is_more {
             self.checkpoint()?;
@@ -155,15 +155,17 @@ impl State {
     }
 
     /// A step has been taken, or something is free because of one. Whether it has freed anything: what lives after a crash is another from now on.
-    pub(crate) fn note_freed_by_steps(&mut self, bytes: u64) {
-        *self.freed_by_steps.get_or_insert(0) += bytes;
+    pub(crate) fn note_freed_by_steps(&mut self, bytes: u64, listed: u64) {
+        let freed = self.freed_by_steps.get_or_insert_default();
+        freed.bytes += bytes;
+        freed.listed += listed;
     }
 
     /// Goes on with what is being deleted until so many bytes are free, or all of it is.
     pub(crate) fn give_back(&mut self, bytes: u64) -> io::Result<()> {
         let _purpose = Purpose::Clean.scope();
         while self.space().free < bytes {
-            let is_enough = self.space().free + self.freed_by_steps.unwrap_or(0) >= bytes;
+            let is_enough = self.space().free + self.freed_by_steps.map_or(0, |freed| freed.bytes) >= bytes;
             if self.is_deleting() && !is_enough {
                 self.delete_step(usize::MAX)?;
             } else if self.freed_by_steps.is_some() {
@@ -176,12 +178,17 @@ impl State {
     }
 
     fn try_delete_step(&mut self, entries: usize) -> io::Result<()> {
-        let branch = self.catalog.branches.iter().find(|(_, b)| b.deleting).map(|(id, _)| *id);
-        if let Some(id) = branch {
-            return self.delete_branch_step(id, entries);
+        // After a crash all of them may be there again that were deleted one after the other: nothing goes before what needs it.
+        let (branches, snapshots) = (&self.catalog.branches, &self.catalog.snapshots);
+        let has_snapshots = |id: u32| snapshots.values().any(|s| s.branch == id);
+        let is_origin = |id: u64| branches.values().any(|b| b.origin == Some(id));
+        if let Some((&id, _)) = branches.iter().find(|(id, b)| b.deleting && !has_snapshots(**id)) {
+            self.delete_branch_step(id, entries)
+        } else if let Some((&id, _)) = snapshots.iter().find(|(id, s)| s.deleting && !is_origin(**id)) {
+            self.delete_snapshot_step(id, entries)
+        } else {
+            Err(corrupt("what is being deleted is needed by what is not"))
         }
-        let snapshot = self.catalog.snapshots.iter().find(|(_, s)| s.deleting).map(|(id, _)| *id);
-        snapshot.map_or(Ok(()), |id| self.delete_snapshot_step(id, entries))
     }
 
     fn delete_branch_step(&mut self, id: u32, entries: usize) -> io::Result<()> {

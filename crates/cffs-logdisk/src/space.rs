@@ -152,7 +152,7 @@ fn of_leaves(changes: u64, leaves: u64) -> u64 {
 
 /// How large the trees are that a change goes through: maps, forwards and dead lists.
 struct Trees {
-    /// Nodes in memory.
+    /// Nodes in memory, now or after a crash.
     dirtied: u64,
     /// Height of the highest map.
     map: u64,
@@ -168,11 +168,15 @@ struct Trees {
 impl Trees {
     fn now(state: &State) -> Self {
         let height = |level: u8| u64::from(level) + 1;
+        let freed = state.freed_by_steps;
+        let listed_again = freed.map_or(0, |freed| freed.listed);
+        let listed = state.listed + listed_again;
         Trees {
-            dirtied: state.dirtied as u64,
+            // After a crash these are in memory as well, when a checkpoint is made.
+            dirtied: state.dirtied as u64 + of_leaves(listed_again, listed / 28 + 1),
             map: height(state.map_level),
             forwards: (!state.forward.is_empty()).then(|| height(state.forward.level())),
-            listed: (!state.catalog.snapshots.is_empty()).then_some(state.listed),
+            listed: (!state.catalog.snapshots.is_empty() || freed.is_some()).then_some(listed),
             blocks: state.usage.ordinals,
             at_worst: false,
         }
@@ -213,7 +217,7 @@ impl State {
     pub(crate) fn space(&self) -> Space {
         let usable = self.usable(self.keeps_old());
         let pending = self.pending.blocks.len() as u64 * BLOCK_COST + self.reserved;
-        let live = self.usage.live + self.freed_by_steps.unwrap_or(0);
+        let live = self.usage.live + self.freed_by_steps.map_or(0, |freed| freed.bytes);
         Space { usable, live, pending, free: usable.saturating_sub(live + pending) }
     }
 

@@ -5,7 +5,7 @@ use crate::batch::{Entry, Logical, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, NO_SNAPSHOT, Snapshot};
 use crate::codec::corrupt;
-use crate::extent::{Birth, Codec, Extent, Place};
+use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent, Place};
 use crate::layouts::{DeadKey, DeadListLayout, ForwardLayout, MapLayout};
 use crate::log::Log;
 use crate::options::LogOptions;
@@ -57,8 +57,8 @@ pub(crate) struct State {
     pub(crate) recent: Recent,
     /// What the batches that recovery has applied say of blocks that were not written whole after that.
     pub(crate) patches: Patches,
-    /// Bytes that are free by steps of deletions that no checkpoint has, if there are such steps: after a crash they live until these are done again.
-    pub(crate) freed_by_steps: Option<u64>,
+    /// What is free by steps of deletions that no checkpoint has, if there are such steps: after a crash it lives until these are done again.
+    pub(crate) freed_by_steps: Option<FreedBySteps>,
     /// Bytes that somebody has reserved.
     pub(crate) reserved: u64,
     /// Where the record of the last checkpoint is: place and bytes.
@@ -93,6 +93,15 @@ pub(crate) struct State {
     pub(crate) for_blocks: ForWhom,
     /// For whom the map has changed since the last checkpoint.
     pub(crate) for_checkpoint: ForWhom,
+}
+
+/// What a crash undoes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FreedBySteps {
+    /// Bytes that live again.
+    pub(crate) bytes: u64,
+    /// Extents that died since, and that recovery puts into dead lists for a snapshot that is there again.
+    pub(crate) listed: u64,
 }
 
 impl State {
@@ -205,7 +214,7 @@ impl State {
         let b = self.catalog.branches.get_mut(&branch).ok_or_else(|| corrupt("a branch is missing"))?;
         if version > b.floor {
             if version <= b.floor_after_crash {
-                self.note_freed_by_steps(bytes);
+                self.note_freed_by_steps(bytes, 1);
             }
             return self.free(at, blocks, bytes);
         }
@@ -217,10 +226,15 @@ impl State {
         self.listed += 1;
         let key = DeadKey { list: b.list.id, version, birth: at };
         self.catalog.dirty.insert(u64::from(branch));
-        self.edit_dead_lists(|root, edit| root.insert(edit, key, (blocks, bytes as u32)))
+        match self.edit_dead_lists(|root, edit| root.insert(edit, key, (blocks, bytes as u32))) {
+            // Who only reads needs them for nothing; the writer before may have ended where they could not be read.
+            Err(_) if self.options.read_only => Ok(()),
+            r => r,
+        }
     }
 
-    /// Nobody refers to the blocks any more, which were first written at `at`. They are all of a stored unit, or all have been moved, or none.
+    /// Nobody refers to the blocks any more, which were first written at `at`. A compressed unit has been moved as a whole, or not; of plain blocks those may be
+    /// left that could not be read.
     pub(crate) fn free(&mut self, at: Birth, blocks: u32, bytes: u64) -> io::Result<()> {
         if self.usage.table.get(&at.segment).is_some_and(|info| !info.forwarded) {
             return self.usage.free(at, blocks, bytes);
@@ -230,12 +244,21 @@ impl State {
         if moved.is_empty() {
             return self.usage.free(at, blocks, bytes);
         }
-        if moved.iter().map(|(_, e)| e.blocks).sum::<u32>() != blocks {
+        let (block, mut done) = (BLOCK_BYTES as u64, 0);
+        let left = blocks - moved.iter().map(|(_, e)| e.blocks).sum::<u32>();
+        if left > 0 && bytes != u64::from(blocks) * block {
             return Err(corrupt("only a part of a stored unit has been moved"));
         }
-        for (_, e) in moved {
-            let now = e.place.birth();
-            self.usage.free(now, e.blocks, e.share())?;
+        let parts = moved.into_iter().map(|(birth, e)| (birth.ordinal - at.ordinal, Some(e)));
+        for (first, e) in parts.chain([(blocks, None)]) {
+            if first > done {
+                let here = Birth { ordinal: at.ordinal + done, ..at };
+                self.usage.free(here, first - done, u64::from(first - done) * block)?;
+            }
+            done = first + e.as_ref().map_or(0, |e| e.blocks);
+            if let Some(e) = e {
+                self.usage.free(e.place.birth(), e.blocks, e.share())?;
+            }
         }
         Ok(())
     }

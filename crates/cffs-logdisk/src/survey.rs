@@ -45,6 +45,8 @@ pub(crate) struct Known {
     continues: bool,
     /// The one entry is a checkpoint.
     is_checkpoint: bool,
+    /// There is nothing but what a checkpoint stores.
+    of_checkpoint: bool,
     /// There is more than nodes or a checkpoint.
     pub(crate) has_content: bool,
     /// It says what this version does not know.
@@ -89,6 +91,18 @@ impl Survey {
         }
         survey.tell_cut_segments();
         Ok(survey)
+    }
+
+    /// The number of the last batch that is needed: of a checkpoint that no root refers to nothing is. What comes before it may be missing.
+    pub(crate) fn last_needed(&self) -> u64 {
+        let mut last = self.batches.keys().next_back().map_or(0, |order| order.1);
+        for ((_, number), b) in self.batches.iter().rev() {
+            if *number != last || !b.of_checkpoint {
+                break;
+            }
+            last -= 1;
+        }
+        last
     }
 
     fn add_place(&mut self, store: &dyn SegmentStore, place: SegmentId) -> io::Result<()> {
@@ -142,7 +156,8 @@ impl Survey {
             durable: s.durable,
             continues: s.flags & CONTINUES != 0,
             is_checkpoint: matches!(s.entries[..], [Entry::Record { .. }]),
-            has_content: !s.entries.iter().all(is_made),
+            of_checkpoint: s.is_of_checkpoint(),
+            has_content: !s.entries.iter().all(Entry::is_made),
             is_newer: s.unknown.is_some(),
         };
         self.read.insert(s.segment, s.offset + s.length);
@@ -242,18 +257,13 @@ impl Survey {
     }
 }
 
-/// Nodes and checkpoints are no part of what was written.
-fn is_made(entry: &Entry) -> bool {
-    matches!(entry, Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. })
-}
-
 /// Whether the data of a batch is whole.
 fn has_data(store: &dyn SegmentStore, b: &Known) -> bool {
     if b.is_newer {
         return true; // nobody here can say that it is not
     }
     let s = read_summary(store, store.uuid(), b.segment, b.offset);
-    s.and_then(|s| are_whole(store, &s, &|entry| !is_made(entry))).unwrap_or(false)
+    s.and_then(|s| are_whole(store, &s, &|entry| !entry.is_made())).unwrap_or(false)
 }
 
 /// The ordinal behind those of a batch.

@@ -226,3 +226,45 @@ fn what_no_snapshot_has_any_more_is_overwritten_on_a_full_disk() {
     disk.flush().unwrap();
     assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
 }
+
+/// A clone is deleted as soon as its snapshot is gone, before a checkpoint says so. After a crash both are there again, and go in the order in which they did.
+#[test]
+fn after_a_crash_a_snapshot_goes_before_its_branch() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [9; 16], slot_bytes: 128 << 10 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    let write = |on: &dyn Device, blocks: u64, tag: u8| {
+        (0..blocks).for_each(|n| on.write_at(IoKind::Data, n * 2 * BLOCK, &[tag; BLOCK_BYTES]).unwrap());
+        on.flush().unwrap();
+    };
+    write(&disk, 900, 1);
+    let origin = disk.snapshot(MAIN_BRANCH, "origin").unwrap();
+    let clone = disk.clone_snapshot(origin, "clone").unwrap();
+    write(&disk.branch(clone).unwrap(), 90, 2);
+    let of_clone = disk.snapshot(clone, "of the clone").unwrap();
+    write(&disk.branch(clone).unwrap(), 50, 3);
+    write(&disk, 900, 4);
+    // It goes so slowly that no checkpoint comes meanwhile.
+    let large = disk.snapshot(MAIN_BRANCH, "large").unwrap();
+    write(&disk, 900, 5);
+    disk.checkpoint().unwrap();
+    disk.delete_snapshot(of_clone).unwrap();
+    disk.delete_snapshot(large).unwrap();
+    while let Err(e) = disk.delete_branch(clone) {
+        assert_eq!(e.kind(), io::ErrorKind::ResourceBusy);
+        assert!(disk.delete_step(60).unwrap());
+    }
+    disk.flush().unwrap();
+    let copy = Arc::new(device.duplicate());
+    let after = open(copy.clone()).unwrap();
+    while after.delete_step(60).unwrap() {
+        after.checkpoint().unwrap();
+        drop(open(Arc::new(copy.duplicate())).unwrap());
+    }
+    assert_eq!(after.check(true).unwrap(), Vec::<String>::new());
+    assert_eq!(after.branches().len(), 1);
+    after.delete_snapshot(origin).unwrap();
+    while after.delete_step(60).unwrap() {}
+    assert_eq!(after.check(true).unwrap(), Vec::<String>::new());
+    write(&after, 900, 6);
+}

@@ -19,5 +19,6 @@ mod refill;
 mod reserve;
 mod scale;
 mod stream;
+mod unfinished;
 mod upkeep;
 mod waiting;

@@ -121,3 +121,57 @@ fn what_cannot_be_verified_is_told_and_stays() {
     assert!(damaged(&disk).is_empty());
     assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
 }
+
+/// Of an extent of a snapshot one block cannot be read, and stays when the others are moved. It is counted as what it is, and the snapshot can be deleted.
+#[test]
+fn a_block_that_stays_when_its_neighbours_are_moved_goes_with_its_snapshot() {
+    let device = Arc::new(CrashDevice::new(64 << 20));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [9; 16], slot_bytes: 1 << 20 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    let block = BLOCK_BYTES as u64;
+    let write = |disk: &LogDisk, n: u64, tag: u8| {
+        disk.write_at(IoKind::Data, n * block, &[tag; BLOCK_BYTES]).unwrap();
+    };
+    (0..16).for_each(|n| write(&disk, n, 0x40 + n as u8));
+    disk.flush().unwrap();
+    let id = disk.snapshot(MAIN_BRANCH, "s").unwrap();
+    for n in 0..600 {
+        write(&disk, 1000 + n, 7);
+        if n % 20 == 0 {
+            disk.flush().unwrap();
+        }
+    }
+    disk.finish().unwrap();
+    drop(disk);
+    let mut sector = [0; 512];
+    let mut is_first = |at: &u64| {
+        device.read_at(IoKind::Data, *at, &mut sector).unwrap();
+        sector == [0x40; 512]
+    };
+    let data = (0..device.len()).step_by(512).find(|at| is_first(at)).unwrap();
+    let summary = summaries(&*device).into_iter().rfind(|at| *at < data).unwrap();
+    device.damage(summary + 180, 1);
+    device.damage(data + 5 * block + 100, 1);
+    let options = LogOptions::default();
+    let disk = open(device.clone(), &options).unwrap();
+    let report = disk.mend_summaries().unwrap();
+    assert_eq!((report.freed, report.left.len()), (0, 1), "{report:?}");
+    assert_eq!(disk.check(false).unwrap(), Vec::<String>::new());
+    let one = disk.open_snapshot(id).unwrap();
+    let mut found = vec![0; BLOCK_BYTES];
+    for n in 0..16 {
+        let read = one.read_at(IoKind::Data, n * block, &mut found);
+        assert_eq!(read.is_ok(), n != 5, "block {n}: {read:?}");
+        assert!(n == 5 || found.iter().all(|b| *b == 0x40 + n as u8), "block {n}");
+    }
+    drop(one);
+    (0..16).for_each(|n| write(&disk, n, 0x80));
+    disk.flush().unwrap();
+    disk.delete_snapshot(id).unwrap();
+    while disk.delete_step(100).unwrap() {}
+    write(&disk, 0, 9);
+    disk.flush().unwrap();
+    drop(disk);
+    let disk = open(device, &options).unwrap();
+    assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
+}

@@ -328,6 +328,76 @@ fn a_map_that_can_be_read_is_not_thrown_away() {
     assert!(left > 0 && told > 0, "{left} left as they were, {told} told");
 }
 
+/// Without superblocks nothing can read the disk as it is: an earlier checkpoint becomes the root, also where a damaged summary is in its way.
+#[test]
+fn without_superblocks_and_with_a_damaged_summary_the_disk_can_be_read() {
+    let device = Arc::new(MemoryDevice::new(64 * (64 << 10) + (1 << 20)));
+    let disk = image(device.clone(), &LogOptions::default());
+    for n in 0..200u64 {
+        disk.write_at(IoKind::Data, n % 60 * 3 * BLOCK, &[n as u8 + 1; BLOCK_BYTES]).unwrap();
+        disk.flush().unwrap();
+        if n % 30 == 29 {
+            disk.checkpoint().unwrap();
+        }
+    }
+    disk.finish().unwrap();
+    drop(disk);
+    let (mut whole, mut kept) = (0, 0);
+    for batch in structures(&*device, b"CLB1") {
+        let copy = Arc::new(device.duplicate());
+        wipe(&*copy, &[0, 64 << 10, batch]);
+        let what = format!("batch at {batch}");
+        let options = LogOptions { unmarked: true, ..LogOptions::default() };
+        let report = rebuild(Arc::new(recover_image(copy.clone()).unwrap()), &options);
+        let report = report.unwrap_or_else(|e| panic!("{what}: {e}"));
+        let disk = LogDisk::open(Arc::new(ImageStore::open(copy).unwrap()), &options).unwrap();
+        let right = (0..60).filter(|n| block_of(&disk, n * 3)[0] == (140 + (n + 40) % 60) as u8 + 1).count();
+        assert!(right >= 59 && (right == 60 || !report.lost.is_empty()), "{what}: {right} blocks, {report:?}");
+        whole += usize::from(right == 60);
+        kept += usize::from(report.from_checkpoint && !report.lost.is_empty());
+        if right == 60 {
+            disk.mend_summaries().unwrap();
+            assert_eq!(disk.check(true).unwrap(), Vec::<String>::new(), "{what}");
+        }
+    }
+    assert!(whole > 0 && kept > 0, "{whole} whole, {kept} by an earlier checkpoint");
+}
+
+/// A writer ends where a list for snapshots cannot be read. What it has written until then can be read all the same.
+#[test]
+fn what_was_written_until_a_dead_list_could_not_be_read_can_be_read() {
+    let device = Arc::new(MemoryDevice::new(64 * (64 << 10) + (1 << 20)));
+    let disk = image(device.clone(), &LogOptions::default());
+    let write = |disk: &LogDisk, n: u64, tag: u8| {
+        disk.write_at(IoKind::Data, n * BLOCK, &[tag; BLOCK_BYTES]).and_then(|()| disk.flush())
+    };
+    (0..60).try_for_each(|n| write(&disk, n, 1)).unwrap();
+    disk.snapshot(MAIN_BRANCH, "first").unwrap();
+    (0..30).try_for_each(|n| write(&disk, n, 2)).unwrap();
+    disk.finish().unwrap();
+    drop(disk);
+    let is_list = |at: &u64| {
+        let mut sector = [0; 512];
+        device.read_at(IoKind::Data, *at, &mut sector).unwrap();
+        sector[4] == 5
+    };
+    let lists: Vec<u64> = structures(&*device, b"CLN1").into_iter().filter(is_list).collect();
+    wipe(&*device, &lists);
+    let open = |read_only: bool| {
+        let options = LogOptions { read_only, ..LogOptions::default() };
+        LogDisk::open(Arc::new(ImageStore::open(device.clone()).unwrap()), &options)
+    };
+    let disk = open(false).unwrap();
+    assert!(write(&disk, 100, 3).is_ok() && write(&disk, 40, 3).is_err());
+    drop(disk);
+    assert!(open(false).is_err());
+    let disk = open(true).unwrap();
+    for n in (0..60).chain([100]) {
+        let tag = [1, 2, 3][usize::from(n < 30) + 2 * usize::from(n == 40 || n == 100)];
+        assert!(block_of(&disk, n) == [tag; BLOCK_BYTES], "block {n}");
+    }
+}
+
 #[test]
 fn what_is_no_log_disk_is_not_made_one() {
     let device = Arc::new(CrashDevice::new(8 << 20));
