@@ -234,7 +234,7 @@ fn open_whole(
     options: &LogOptions,
 ) -> io::Result<(State, Option<String>)> {
     let state = open_at(store.clone(), root, &whatever(options))?;
-    let last = survey.last_needed();
+    let last = survey.last_needed(&**store);
     if state.log.sequence <= last {
         return Err(corrupt(format!("batch {last} cannot be reached from it")));
     }
@@ -280,7 +280,7 @@ fn main_is_whole(
             .try_for_each(|(_, e)| fetch_stored(&**store, e).map(drop))
     };
     let mut walk = |main: &Branch| main.root.walk(&state.nodes(), &mut |_| Ok(true), &mut is_there);
-    let is_whole = state.log.sequence > survey.last_needed() && main.is_some_and(|main| walk(main).is_ok());
+    let is_whole = state.log.sequence > survey.last_needed(&**store) && main.is_some_and(|main| walk(main).is_ok());
     is_whole.then_some(state)
 }
 

@@ -6,6 +6,7 @@
 
 use crate::batch::{CONTINUES, Entry, Summary};
 use crate::layouts::SegmentInfo;
+use crate::log::STREAM_NODES;
 use crate::root::RootRecord;
 use crate::scan::{are_whole, batch_at, patience, read_summary, read_wanted, search};
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
@@ -93,16 +94,22 @@ impl Survey {
         Ok(survey)
     }
 
-    /// The number of the last batch that is needed: of a checkpoint that no root refers to nothing is. What comes before it may be missing.
-    pub(crate) fn last_needed(&self) -> u64 {
-        let mut last = self.batches.keys().next_back().map_or(0, |order| order.1);
+    /// The number of the last batch that is needed: of a checkpoint that no root refers to nothing is. Of its batches those may be missing over which the next one was
+    /// written, which a crash has ended as well.
+    pub(crate) fn last_needed(&self, store: &dyn SegmentStore) -> u64 {
+        let (mut last, mut later) = (None, None);
         for ((_, number), b) in self.batches.iter().rev() {
-            if *number != last || !b.of_checkpoint {
+            if last.is_some_and(|last| *number < last)
+                && !later.is_some_and(|later| only_nodes_between(store, b, later))
+            {
                 break;
             }
-            last -= 1;
+            if !b.of_checkpoint {
+                return *number;
+            }
+            (last, later) = (Some(number - 1), Some(b));
         }
-        last
+        last.unwrap_or(0)
     }
 
     fn add_place(&mut self, store: &dyn SegmentStore, place: SegmentId) -> io::Result<()> {
@@ -255,6 +262,15 @@ impl Survey {
             }
         }
     }
+}
+
+/// Whether all batches between two were of nodes or a checkpoint: data goes on behind both at the same places.
+fn only_nodes_between(store: &dyn SegmentStore, before: &Known, later: &Known) -> bool {
+    let data_ends = |b: &Known| {
+        let s = read_summary(store, store.uuid(), b.segment, b.offset).ok()?;
+        Some(s.streams[..usize::from(STREAM_NODES)].to_vec())
+    };
+    data_ends(before).is_some_and(|ends| data_ends(later) == Some(ends))
 }
 
 /// Whether the data of a batch is whole.

@@ -52,8 +52,25 @@ impl Device for Copying {
     }
 }
 
-fn open(device: MemoryDevice, options: &LogOptions) -> io::Result<LogDisk> {
-    LogDisk::open(Arc::new(ImageStore::open(Arc::new(device))?), options)
+impl Copying {
+    fn new(now: MemoryDevice) -> Self {
+        Copying { now, copies: Mutex::default(), share: Mutex::default() }
+    }
+}
+
+fn open(device: Arc<dyn Device>, options: &LogOptions) -> io::Result<LogDisk> {
+    LogDisk::open(Arc::new(ImageStore::open(device)?), options)
+}
+
+/// Without superblocks it is what it was.
+fn assert_rebuilt(device: &MemoryDevice, options: &LogOptions, what: &str) {
+    let copy = Arc::new(device.duplicate());
+    copy.write_at(IoKind::Super, 0, &[0; 128 << 10]).unwrap();
+    let report = recover_image(copy.clone()).and_then(|store| rebuild(Arc::new(store), options));
+    let report = report.unwrap_or_else(|e| panic!("{what}, rebuilt: {e}"));
+    assert!(report.from_checkpoint, "{what}: {report:?}");
+    let disk = open(copy, options).unwrap_or_else(|e| panic!("{what}, rebuilt: {e}"));
+    assert_eq!(disk.check(false).unwrap(), Vec::<String>::new(), "{what}, rebuilt");
 }
 
 /// What a seed does.
@@ -74,8 +91,7 @@ fn crashes_of_a_full_disk(seed: u64) -> u32 {
     if rng.u32(0..4) == 0 {
         options.compression = Compression::Lz4;
     }
-    let (now, copies, share) = (MemoryDevice::new(bytes << 20), Mutex::default(), Mutex::default());
-    let device = Arc::new(Copying { now, copies, share });
+    let device = Arc::new(Copying::new(MemoryDevice::new(bytes << 20)));
     let image = ImageOptions { uuid: [9; 16], slot_bytes: slot << 10 };
     let disk = LogDisk::format(Arc::new(ImageStore::format(device.clone(), &image).unwrap()), 1 << 40, &options);
     let disk = disk.unwrap();
@@ -134,16 +150,24 @@ fn crashes_of_a_full_disk(seed: u64) -> u32 {
         for copy in std::mem::take(&mut *device.copies.lock().unwrap()) {
             crashes += 1;
             let what = format!("seed {seed} ({bytes} MiB, {work:?}), crash {crashes}");
-            if rng.u32(0..4) == 0 {
-                // Nor is a rebuilding in the way of the next one.
-                copy.write_at(IoKind::Super, 0, &[0; 128 << 10]).unwrap();
-                let found =
-                    recover_image(Arc::new(copy.duplicate())).and_then(|store| rebuild(Arc::new(store), &options));
-                let found = found.unwrap_or_else(|e| panic!("{what}, rebuilt: {e}"));
-                assert!(found.from_checkpoint, "{what}: {found:?}");
-                continue;
+            // A crash in the recovery is like any other; and a rebuilding has what a recovery would have had.
+            let again = Arc::new(Copying::new(copy.duplicate()));
+            *again.share.lock().unwrap() = Some((rng.fork(), 4, 1));
+            let opened = open(again.clone(), &options);
+            opened.unwrap_or_else(|e| panic!("{what}: {e}, before it {:?}", disk.space()));
+            let mut found = std::mem::take(&mut *again.copies.lock().unwrap());
+            rng.shuffle(&mut found);
+            let is_rebuilt = rng.u32(0..3) == 0;
+            for copy in found.into_iter().take(1) {
+                if is_rebuilt {
+                    assert_rebuilt(&copy, &options, &format!("{what}, and one in the recovery"));
+                }
+                open(Arc::new(copy), &options).unwrap_or_else(|e| panic!("{what}, and one in the recovery: {e}"));
             }
-            let after = open(copy, &options).unwrap_or_else(|e| panic!("{what}: {e}, before it {:?}", disk.space()));
+            if is_rebuilt {
+                assert_rebuilt(&copy, &options, &what);
+            }
+            let after = open(Arc::new(copy), &options).unwrap();
             let wrong = after.check(false).unwrap();
             assert!(wrong.is_empty(), "{what}: {wrong:?}");
             // What is there can be given back.
@@ -154,15 +178,18 @@ fn crashes_of_a_full_disk(seed: u64) -> u32 {
     crashes
 }
 
-/// Seeds to run: `CFFS_LOG_UNFINISHED=from..to` for a campaign.
+/// Seeds to run: `CFFS_LOG_UNFINISHED=from..to` for a campaign. Without it two that failed when an unfinished checkpoint took room.
 #[test]
 fn a_full_disk_can_be_opened_whenever_it_crashed() {
     let asked = std::env::var("CFFS_LOG_UNFINISHED").ok();
-    let seeds = asked.as_deref().and_then(|s| s.split_once("..")).map_or((8, 14), |(from, to)| {
-        let number = |n: &str| n.parse().expect("CFFS_LOG_UNFINISHED is from..to");
-        (number(from), number(to))
-    });
-    let crashes: u32 = (seeds.0..seeds.1).map(crashes_of_a_full_disk).sum();
+    let seeds: Vec<u64> = match asked.as_deref().and_then(|s| s.split_once("..")) {
+        Some((from, to)) => {
+            let number = |n: &str| n.parse().expect("CFFS_LOG_UNFINISHED is from..to");
+            (number(from)..number(to)).collect()
+        }
+        None => vec![8, 13],
+    };
+    let crashes: u32 = seeds.into_iter().map(crashes_of_a_full_disk).sum();
     println!("{crashes} crashes");
     assert!(crashes > 0);
 }
