@@ -82,7 +82,7 @@ fn refer_maps(
         for e in extents.drain(..) {
             let at = e.place.birth();
             births.extend((0..e.blocks).map(|i| Birth { segment: at.segment, ordinal: at.ordinal + i }));
-            for (_, _, part) in parts_of(state, &e)? {
+            for (_, _, part) in state.parts_of(e)? {
                 found.extent(&part);
                 each(&part);
             }
@@ -132,20 +132,6 @@ pub(crate) fn moved(state: &State, birth: Birth, blocks: u32) -> io::Result<Vec<
         return Ok(Vec::new());
     }
     lookup_extents(&state.forward, &state.nodes().direct(), birth, u64::from(blocks))
-}
-
-/// Where the parts of an extent are: how many blocks before each, whether it has been moved, and where it is. Of plain blocks those may be left that could not be
-/// read.
-pub(crate) fn parts_of(state: &State, e: &Extent) -> io::Result<Vec<(u32, bool, Extent)>> {
-    let at = e.place.birth();
-    let (mut parts, mut done) = (Vec::new(), 0);
-    let moved = moved(state, at, e.blocks)?.into_iter().map(|(birth, part)| (birth.ordinal - at.ordinal, Some(part)));
-    for (first, part) in moved.chain([(e.blocks, None)]) {
-        parts.extend((first > done).then(|| (done, false, e.part(done, first - done))));
-        done = first + part.as_ref().map_or(0, |part| part.blocks);
-        parts.extend(part.map(|part| (first, true, part)));
-    }
-    Ok(parts)
 }
 
 /// While something is being deleted, what only it had may still count as alive.

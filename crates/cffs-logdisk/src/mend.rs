@@ -6,7 +6,7 @@
 
 use crate::batch::{Entry, Logical, NewerVersion, Payload};
 use crate::catalog::MAIN_BRANCH;
-use crate::check::{moved, parts_of};
+use crate::check::moved;
 use crate::codec::{corrupt, crc32c};
 use crate::contents::Bytes;
 use crate::copies::get_right;
@@ -330,7 +330,7 @@ impl State {
             };
             root.walk(&self.nodes(), enter, &mut |block, e: &Extent| {
                 let here = |(_, _, part): &(u32, bool, Extent)| segments.contains(&part.place.segment);
-                for (skip, has_moved, part) in parts_of(self, e)?.into_iter().filter(here) {
+                for (skip, has_moved, part) in self.parts_of(e.clone())?.into_iter().filter(here) {
                     let birth = Birth { ordinal: e.place.ordinal + skip, segment: e.place.segment };
                     let now = Extent { version: e.version, ..part };
                     extents.push((block + u64::from(skip), has_moved.then_some(birth), now));

@@ -57,23 +57,31 @@ impl State {
     /// Where the parts of an extent are now: where the forwards say, if they know them. The segment of such a part may be gone. Or a crash has brought it back to the
     /// table, and its bytes are gone.
     pub(crate) fn locate(&self, extent: Extent) -> io::Result<Vec<(u32, Extent)>> {
+        let segment = extent.place.segment;
+        let is_gone = !self.usage.table.contains_key(&segment);
+        let parts = self.parts_of(extent)?;
+        if is_gone && parts.iter().any(|(_, has_moved, _)| !has_moved) {
+            return Err(corrupt(format!("blocks of segment {segment:#x} are gone with it")));
+        }
+        Ok(parts.into_iter().map(|(first, _, part)| (first, part)).collect())
+    }
+
+    /// The parts of an extent: how many blocks come before each, whether it has been moved, and where it is. Of plain blocks those may be left where they were that could
+    /// not be read.
+    pub(crate) fn parts_of(&self, extent: Extent) -> io::Result<Vec<(u32, bool, Extent)>> {
         let birth = extent.place.birth();
-        let here = self.usage.table.get(&birth.segment);
-        if here.is_some_and(|info| !info.forwarded || self.forward.is_empty()) {
-            return Ok(vec![(0, extent)]);
+        if self.usage.table.get(&birth.segment).is_some_and(|info| !info.forwarded || self.forward.is_empty()) {
+            return Ok(vec![(0, false, extent)]);
         }
         let (mut parts, mut done) = (Vec::new(), 0);
         let moved = lookup_extents(&self.forward, &self.nodes().direct(), birth, u64::from(extent.blocks))?;
         let moved = moved.into_iter().map(|(at, e)| (at.ordinal - birth.ordinal, Some(e)));
         for (first, e) in moved.chain([(extent.blocks, None)]) {
-            if first > done && here.is_none() {
-                return Err(corrupt(format!("blocks of segment {:#x} are gone with it", birth.segment)));
-            }
             if first > done {
-                parts.push((done, extent.part(done, first - done)));
+                parts.push((done, false, extent.part(done, first - done)));
             }
             done = first + e.as_ref().map_or(0, |e| e.blocks);
-            parts.extend(e.map(|e| (first, e)));
+            parts.extend(e.map(|e| (first, true, e)));
         }
         Ok(parts)
     }

@@ -290,8 +290,8 @@ impl State {
         self.unmapped(at.branch, displaced)
     }
 
-    /// Does what the entries of a batch say. The batch is accounted for already. In recovery, `replay`, the nodes of a checkpoint that was
-    /// not completed are of no use.
+    /// Does what the entries of a batch say. The batch is accounted for already. In recovery, `replay`, the nodes of a checkpoint are of
+    /// no use: one that counts is behind the root.
     pub(crate) fn apply(&mut self, summary: &Summary, replay: bool) -> io::Result<()> {
         self.bring_map(summary.entries.iter().filter_map(|entry| match entry {
             Entry::Write { at, .. } | Entry::Remap { at, .. } | Entry::Discard { at, .. } => Some(*at),
