@@ -339,6 +339,9 @@ pub(crate) struct Summary {
     pub(crate) uuid: [u8; 16],
     /// The mount that wrote it.
     pub(crate) epoch: u64,
+    /// The number of the first batch of this mount: what earlier mounts have written under it or a higher one does not count. 0 if it is not
+    /// known.
+    pub(crate) first: u64,
     pub(crate) sequence: u64,
     /// All batches up to this one were durable when this one was written.
     pub(crate) durable: u64,
@@ -406,7 +409,8 @@ impl Summary {
         b.put_u32(u32::from(self.stream));
         b.put_u32(self.entries.len() as u32);
         b.put_u64(self.age);
-        b.resize(HEAD_BYTES, 0);
+        b.put_u64(self.first);
+        debug_assert_eq!(b.len(), HEAD_BYTES);
         for s in &self.streams {
             b.put_u64(s.segment);
             b.put_u32(s.offset);
@@ -453,8 +457,7 @@ impl Summary {
         let next_segment = f.u64()?;
         let stream = f.u32()?;
         let n = f.u32()? as usize;
-        let age = f.u64()?;
-        f.bytes(HEAD_BYTES - 104)?;
+        let (age, first) = (f.u64()?, f.u64()?);
         let mut streams = [StreamEnd { segment: 0, offset: 0, ordinal: 0 }; STREAMS];
         for s in &mut streams {
             *s = StreamEnd { segment: f.u64()?, offset: f.u32()?, ordinal: f.u32()? };
@@ -479,12 +482,14 @@ impl Summary {
             || streams.iter().any(|s| s.ordinal > s.offset / 2)
             || stream as usize >= STREAMS
             || u64::from(length) > BATCH_BYTES_MAX
+            || first > sequence
         {
             return Err(corrupt("the lengths in a summary contradict each other"));
         }
         Ok(Summary {
             uuid,
             epoch,
+            first,
             sequence,
             durable,
             segment,
@@ -533,6 +538,7 @@ mod tests {
         Summary {
             uuid: [1; 16],
             epoch: 2,
+            first: 2,
             sequence: 3,
             durable: 1,
             segment: 5,

@@ -132,7 +132,11 @@ fn none_of_this(segment: SegmentId) -> io::Error {
 
 fn batch(s: &Summary) -> Fields {
     let mut f = Fields::of("sequence", s.sequence);
-    f.put("epoch", s.epoch).put("durable", s.durable).put("offset", s.offset).put("data_start", s.data_start);
+    f.put("epoch", s.epoch)
+        .put("first", s.first)
+        .put("durable", s.durable)
+        .put("offset", s.offset)
+        .put("data_start", s.data_start);
     f.put("length", s.length).put("first_ordinal", s.first_ordinal).put("stream", s.stream).put("age", s.age);
     if s.flags & CONTINUES != 0 {
         f.put("continues", true);

@@ -24,6 +24,8 @@ pub(crate) struct Log {
     pub(crate) uuid: [u8; 16],
     pub(crate) root: StoredRoot,
     pub(crate) epoch: u64,
+    /// Of the first batch of the epoch.
+    first: u64,
     /// Of the next batch.
     pub(crate) sequence: u64,
     /// Of the last batch that is durable.
@@ -59,6 +61,7 @@ impl Log {
             uuid,
             root: StoredRoot::none(0),
             epoch,
+            first: 1,
             sequence: 1,
             durable: 0,
             streams: [CLOSED; STREAMS],
@@ -71,8 +74,14 @@ impl Log {
 
     /// Forgets where the log goes on: the next batch is that of a checkpoint, in a new segment.
     pub(crate) fn begin_anew(&mut self, epoch: u64, last: u64, durable: u64) {
-        *self =
-            Log { sequence: last + 1, durable, root: self.root, written: self.written, ..Log::new(self.uuid, epoch) };
+        let (root, written) = (self.root, self.written);
+        *self = Log { sequence: last + 1, durable, root, written, ..Log::new(self.uuid, epoch) };
+        self.begin_epoch(epoch);
+    }
+
+    /// What is written from now on is of an epoch under which nothing has been written yet.
+    pub(crate) fn begin_epoch(&mut self, epoch: u64) {
+        (self.epoch, self.first) = (epoch, self.sequence);
     }
 
     /// Whether a batch may still go to the segment.
@@ -145,7 +154,7 @@ impl Log {
         }
         let epoch = self.root.sequence + 1;
         self.root.replace(store, RootRecord { epoch, ..self.root.record })?;
-        self.epoch = epoch;
+        self.begin_epoch(epoch);
         Ok(())
     }
 
@@ -172,6 +181,7 @@ impl Log {
         let summary = Summary {
             uuid: self.uuid,
             epoch: self.epoch,
+            first: self.first,
             sequence: self.sequence,
             durable: self.durable,
             segment: end.segment,

@@ -107,7 +107,7 @@ pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: 
         ));
     }
     state.log.root = StoredRoot::none(state.store.root()?.sequence);
-    state.log.epoch = state.log.root.record.epoch;
+    state.log.begin_epoch(state.log.root.record.epoch);
     state.add_main();
     state.checkpoint()?;
     Ok(state)
@@ -522,7 +522,7 @@ impl State {
         existing.extend(&unknown);
         self.store.adopt(&existing)?;
         let epoch = self.log.root.sequence + 1;
-        self.log.epoch = epoch;
+        self.log.begin_epoch(epoch);
         let clean = clean && self.damaged.is_empty() && torn.is_empty();
         // The root gets a new sequence number in any case, so that this mount's segments have names of their own. The
         // batches found keep their epoch until a checkpoint has them.

@@ -42,6 +42,7 @@ pub(crate) struct Known {
     pub(crate) segment: SegmentId,
     pub(crate) offset: u32,
     pub(crate) length: u32,
+    first: u64,
     durable: u64,
     continues: bool,
     /// The one entry is a checkpoint.
@@ -160,6 +161,7 @@ impl Survey {
             segment: s.segment,
             offset: s.offset,
             length: s.length,
+            first: s.first,
             durable: s.durable,
             continues: s.flags & CONTINUES != 0,
             is_checkpoint: matches!(s.entries[..], [Entry::Record { .. }]),
@@ -195,10 +197,11 @@ impl Survey {
             let is_behind = end.is_some_and(|(said, end)| *said > order && b.offset + b.length > *end);
             if number >= below || is_behind || first.is_some_and(|first| order < first) {
                 gone.insert(order);
-            } else {
-                // A mount takes all that it has found for durable, and goes on behind it.
-                mount.1 = mount.1.min(b.durable.saturating_add(1)).min(number);
             }
+            // A mount takes all that it has found for durable, and goes on behind it. Its first batches may be gone by now, and what is left
+            // of it need not count itself.
+            let began = if b.first == 0 { number } else { b.first };
+            mount.1 = mount.1.min(b.durable.saturating_add(1)).min(began);
         }
         self.batches.retain(|order, _| !gone.contains(order));
     }

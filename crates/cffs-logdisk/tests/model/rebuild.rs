@@ -125,7 +125,8 @@ fn without_superblocks_the_disk_is_what_it_was() {
 #[test]
 fn without_a_map_all_that_was_acknowledged_comes_back() {
     let mut copied = (0, 0);
-    for seed in seeds(24) {
+    // Of the mount that rejected a batch in seed 1243, only batches are left that do not count.
+    for seed in seeds(24).chain([1243]) {
         if std::env::var_os("CFFS_LOG_REBUILD").is_some() {
             eprintln!("seed {seed}");
         }
