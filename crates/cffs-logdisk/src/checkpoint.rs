@@ -1,23 +1,21 @@
 //! A checkpoint: what is only in memory is stored, and the root refers to it.
 
 use crate::batch::{BATCH_BYTES_MAX, Entry, SUMMARY_BYTES};
-use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
+use crate::codec::crc32c;
 use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::layouts::{MapLayout, SegmentInfo};
 use crate::log::{Log, NewBatch, STREAM_NODES};
+use crate::record::{Record, RecordFields, Trees};
 use crate::root::{CLOSED_EPOCH, RootRecord};
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
-use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeHead, NodeRef, NodeSink, Root, StoredNodes};
+use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeHead, NodeRef, NodeSink, StoredNodes};
 use crate::usage::{Nodes, Usage};
 use cffs_device::{Purpose, Work};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 
-const RECORD_MAGIC: u32 = 0x3152_4c43; // "CLR1"
-/// Flag of a checkpoint: the map was made anew, and what is lost is not marked yet.
-const UNMARKED: u16 = 1;
 /// Most nodes in one batch.
 const NODES_PER_BATCH: u64 = 128;
 /// How often a checkpoint stores the usage again so that its record becomes shorter.
@@ -92,86 +90,28 @@ impl NodeSink for NodeWriter<'_> {
     }
 }
 
-/// A checkpoint as bytes: all roots, and what storing the usage has changed of the usage itself.
-pub(crate) struct Record {
-    pub(crate) fields: RecordFields,
-    pub(crate) table: Vec<(SegmentId, SegmentInfo)>,
-    pub(crate) newly_dead: Vec<(Birth, u32)>,
-}
-
-/// Numbers of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RecordFields {
-    pub(crate) unmarked: bool,
-    pub(crate) logical_bytes: u64,
-    pub(crate) version: u64,
-    pub(crate) next_id: u64,
-    pub(crate) next_list: u64,
-}
-
 impl State {
-    fn encode_record(&self) -> io::Result<Vec<u8>> {
-        let mut out = Vec::new();
-        out.put_u32(RECORD_MAGIC);
-        out.put_u16(1);
-        out.put_u16(if self.unmarked { UNMARKED } else { 0 });
-        out.put_u64(self.logical_bytes);
-        out.put_u64(self.version);
-        out.put_u64(self.next_id);
-        out.put_u64(self.next_list);
-        self.forward.encode(&mut out)?;
-        self.dead_lists.encode(&mut out)?;
-        self.catalog.tree.encode(&mut out)?;
-        self.usage.segments.encode(&mut out)?;
-        self.usage.dead.encode(&mut out)?;
-        let late: Vec<_> = self.usage.dirty.iter().filter_map(|id| Some((*id, *self.usage.table.get(id)?))).collect();
-        out.put_u32(late.len() as u32);
-        for (id, info) in late {
-            out.put_u64(id);
-            info.encode(&mut out);
+    fn record(&self) -> Record {
+        let late = self.usage.dirty.iter().filter_map(|id| Some((*id, *self.usage.table.get(id)?)));
+        Record {
+            fields: RecordFields {
+                unmarked: self.unmarked,
+                logical_bytes: self.logical_bytes,
+                version: self.version,
+                next_id: self.next_id,
+                next_list: self.next_list,
+            },
+            trees: Trees {
+                forward: self.forward.clone(),
+                dead_lists: self.dead_lists.clone(),
+                catalog: self.catalog.tree.clone(),
+                segments: self.usage.segments.clone(),
+                dead: self.usage.dead.clone(),
+            },
+            table: late.collect(),
+            newly_dead: joined(&self.usage.newly_dead),
+            mounts: self.log.mounts.clone(),
         }
-        let dead = joined(&self.usage.newly_dead);
-        out.put_u32(dead.len() as u32);
-        for (at, blocks) in dead {
-            out.put_u64(at.segment);
-            out.put_u32(at.ordinal);
-            out.put_u32(blocks);
-        }
-        Ok(out)
-    }
-
-    /// Takes the trees out of a checkpoint; returns the rest.
-    pub(crate) fn decode_record(&mut self, bytes: &[u8]) -> io::Result<Record> {
-        let mut f = Fields::new(bytes);
-        if f.u32()? != RECORD_MAGIC || f.u16()? != 1 {
-            return Err(corrupt("this is no checkpoint"));
-        }
-        let flags = f.u16()?;
-        if flags & !UNMARKED != 0 {
-            return Err(corrupt("a checkpoint has unknown flags"));
-        }
-        let fields = RecordFields {
-            unmarked: flags & UNMARKED != 0,
-            logical_bytes: f.u64()?,
-            version: counter(f.u64()?)?,
-            next_id: counter(f.u64()?)?,
-            next_list: counter(f.u64()?)?,
-        };
-        self.forward = Root::decode(&mut f)?;
-        self.dead_lists = Root::decode(&mut f)?;
-        self.catalog.tree = Root::decode(&mut f)?;
-        self.usage.segments = Root::decode(&mut f)?;
-        self.usage.dead = Root::decode(&mut f)?;
-        let n = f.count(8 + SegmentInfo::BYTES)?;
-        let table = (0..n).map(|_| Ok((f.u64()?, SegmentInfo::decode(&mut f)?))).collect::<io::Result<_>>()?;
-        let n = f.count(16)?;
-        let newly_dead: Vec<(Birth, u32)> = (0..n)
-            .map(|_| Ok((Birth { segment: f.u64()?, ordinal: f.u32()? }, f.u32()?)))
-            .collect::<io::Result<_>>()?;
-        if newly_dead.iter().any(|(at, n)| *n > EXTENT_BLOCKS_MAX || at.ordinal.checked_add(*n).is_none()) {
-            return Err(corrupt("a dead extent has an impossible length"));
-        }
-        Ok(Record { fields, table, newly_dead })
     }
 
     /// Whether another checkpoint would store nothing but what the last one has.
@@ -223,14 +163,14 @@ impl State {
         self.store_usage()?;
         // Nodes of the usage that were all over the log are many lines in the record. Stored once more they are side by side.
         let longest = self.store.segment_bytes().min(BATCH_BYTES_MAX) / 2;
-        let mut record = self.encode_record()?;
+        let mut record = self.record().encode()?;
         for _ in 0..RECORD_TRIES {
             if record.len() as u64 <= longest {
                 break;
             }
             self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
             self.store_usage()?;
-            record = self.encode_record()?;
+            record = self.record().encode()?;
         }
         let stored = record.len() as u32;
         let entry = Entry::Record { stored, crc: crc32c(&record) };

@@ -45,6 +45,10 @@ impl<'a> Fields<'a> {
         Fields { rest }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     pub(crate) fn bytes(&mut self, n: usize) -> io::Result<&'a [u8]> {
         let (head, tail) = self.rest.split_at_checked(n).ok_or_else(|| corrupt("a structure ends too early"))?;
         self.rest = tail;

@@ -1,10 +1,11 @@
-//! Summaries, nodes and superblocks with changed bytes and right checksums: no decoder panics, and what it accepts is encoded to bytes that it
+//! Summaries, nodes, checkpoints and superblocks with changed bytes and right checksums: no decoder panics, and what it accepts is encoded to bytes that it
 //! decodes to the same.
 
 use crate::batch::{SUMMARY_BYTES, Summary};
 use crate::codec::WITHOUT_CHECKSUMS;
 use crate::hostile_tests::{image, seeds, structures};
 use crate::layouts::{CatalogLayout, DeadLayout, DeadListLayout, ForwardLayout, MapLayout, SegmentsLayout};
+use crate::record::Record;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::tree::{Layout, NODE_BYTES, Node};
 use cffs_device::{Device, IoKind, MemoryDevice};
@@ -39,6 +40,13 @@ fn superblock(bytes: &[u8]) -> bool {
     true
 }
 
+fn record(bytes: &[u8]) -> bool {
+    let Ok(decoded) = Record::decode(bytes) else { return false };
+    let encoded = decoded.encode().unwrap();
+    assert_eq!(Record::decode(&encoded).unwrap().encode().unwrap(), encoded);
+    true
+}
+
 /// The structures of an image that have a decoder.
 fn corpus(device: &MemoryDevice) -> Vec<(Vec<u8>, Check)> {
     let nodes: [(u8, Check); 6] = [
@@ -55,6 +63,7 @@ fn corpus(device: &MemoryDevice) -> Vec<(Vec<u8>, Check)> {
         let check = match &bytes[..4] {
             _ if SUPERBLOCK_OFFSETS.contains(&at) => superblock as Check,
             b"CLB1" => summary,
+            b"CLR1" => record,
             b"CLN1" => nodes.iter().find(|(tree, _)| *tree == bytes[4]).map(|(_, check)| *check)?,
             _ => return None,
         };

@@ -8,8 +8,7 @@ use crate::catalog::DeadList;
 use crate::disk::LogDisk;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::layouts::MapLayout;
-use crate::options::LogOptions;
-use crate::recovery::blank;
+use crate::record::Record;
 use crate::root::{CLOSED_EPOCH, RootRecord};
 use crate::scan::{next_batch, patience, summary_at};
 use crate::store::{ImageStore, NO_SEGMENT, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore, read_superblock};
@@ -60,17 +59,18 @@ fn root_fields(bytes: &[u8]) -> Fields {
 fn put_checkpoint(f: &mut Fields, device: &Arc<dyn Device>) -> io::Result<()> {
     let store = Arc::new(ImageStore::open(device.clone())?);
     let root = RootRecord::decode(&store.root()?.bytes)?;
-    let mut state = blank(store, &LogOptions::default());
-    let (summary, bytes) = state.read_record(root.segment, root.offset)?;
-    let record = state.decode_record(&bytes)?;
-    let fields = record.fields;
-    f.put("sequence", summary.sequence).put("epoch", summary.epoch).put("bytes", bytes.len());
+    let (summary, bytes, record) = Record::read(&*store, root.segment, root.offset)?;
+    let (fields, trees) = (record.fields, record.trees);
+    f.put("sequence", summary.sequence).put("epoch", summary.epoch).put("bytes", bytes);
     f.put("unmarked", fields.unmarked).put("logical_bytes", fields.logical_bytes).put("version", fields.version);
     f.put("next_id", fields.next_id).put("next_dead_list", fields.next_list);
-    f.put("forwards", tree(&state.forward)).put("dead_lists", tree(&state.dead_lists));
-    f.put("catalog", tree(&state.catalog.tree)).put("segments", tree(&state.usage.segments));
-    f.put("dead_blocks", tree(&state.usage.dead));
+    f.put("forwards", tree(&trees.forward)).put("dead_lists", tree(&trees.dead_lists));
+    f.put("catalog", tree(&trees.catalog)).put("segments", tree(&trees.segments));
+    f.put("dead_blocks", tree(&trees.dead));
     f.put("newer_segments", record.table.len()).put("newly_dead", record.newly_dead.len());
+    f.put_list("mounts_after_crashes", record.mounts.iter(), |f, (epoch, first)| {
+        f.put("epoch", epoch).put("first", first);
+    });
     f.put("next_segment", id(summary.next_segment)).append(streams(&summary));
     Ok(())
 }

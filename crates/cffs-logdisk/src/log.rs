@@ -6,6 +6,7 @@
 
 use crate::batch::{BATCH_BYTES_MAX, Entry, STREAMS, SUMMARY_BYTES, StreamEnd, Summary};
 use crate::codec::corrupt;
+use crate::mounts::Mounts;
 use crate::root::{CLOSED_EPOCH, RootRecord, StoredRoot};
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::usage::Usage;
@@ -26,6 +27,7 @@ pub(crate) struct Log {
     pub(crate) epoch: u64,
     /// Of the first batch of the epoch.
     first: u64,
+    pub(crate) mounts: Mounts,
     /// Of the next batch.
     pub(crate) sequence: u64,
     /// Of the last batch that is durable.
@@ -62,6 +64,7 @@ impl Log {
             root: StoredRoot::none(0),
             epoch,
             first: 1,
+            mounts: Mounts::default(),
             sequence: 1,
             durable: 0,
             streams: [CLOSED; STREAMS],
@@ -74,14 +77,20 @@ impl Log {
 
     /// Forgets where the log goes on: the next batch is that of a checkpoint, in a new segment.
     pub(crate) fn begin_anew(&mut self, epoch: u64, last: u64, durable: u64) {
-        let (root, written) = (self.root, self.written);
-        *self = Log { sequence: last + 1, durable, root, written, ..Log::new(self.uuid, epoch) };
+        let (root, written, mounts) = (self.root, self.written, std::mem::take(&mut self.mounts));
+        *self = Log { sequence: last + 1, durable, root, written, mounts, ..Log::new(self.uuid, epoch) };
         self.begin_epoch(epoch);
+        self.note_epoch();
     }
 
     /// What is written from now on is of an epoch under which nothing has been written yet.
     pub(crate) fn begin_epoch(&mut self, epoch: u64) {
         (self.epoch, self.first) = (epoch, self.sequence);
+    }
+
+    /// What is there of earlier epochs is not all there is to the log: a crash, or the loss of a root, has left more.
+    pub(crate) fn note_epoch(&mut self) {
+        self.mounts.add(self.epoch, self.first);
     }
 
     /// Whether a batch may still go to the segment.

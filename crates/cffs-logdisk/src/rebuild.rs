@@ -17,13 +17,13 @@
 use crate::batch::{BATCH_BYTES_MAX, Entry, Logical, NewerVersion, Payload, Summary};
 use crate::catalog::{Branch, MAIN_BRANCH};
 use crate::check::check;
-use crate::checkpoint::RecordFields;
 use crate::codec::{COUNTER_MAX, corrupt};
 use crate::copies::get_right;
 use crate::evacuate::place_of;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::options::LogOptions;
 use crate::read::fetch_stored;
+use crate::record::{Record, RecordFields};
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
 use crate::remains::{ReadBytes, summary_by};
@@ -192,9 +192,10 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
         state.load_checkpoint(&root_at(&survey, *order, b)).ok().map(|_| state.usage.table)
     });
     survey.tell_missing(table.as_ref());
-    let fields = checkpoints.iter().find_map(|(_, b)| fields_of(&store, b, options).ok());
+    let fields = checkpoints.iter().find_map(|(_, b)| fields_of(&*store, b).ok());
     let content = survey.batches.iter().rev().find(|(_, b)| b.has_content).map_or(0, |(order, _)| order.1);
     let mut maker = Maker::new(store, options, std::mem::take(&mut survey.lost), survey.durable);
+    maker.state.log.mounts = std::mem::take(&mut survey.mounts);
     for (order, b) in &survey.batches {
         maker.apply(*order, b)?;
     }
@@ -294,6 +295,7 @@ fn finish_recounted(
     state.options.read_only = false;
     state.log.root = StoredRoot::none(state.store.root()?.sequence);
     let epoch = newer_epoch(&state, last)?;
+    state.log.mounts.merge(&survey.mounts);
     state.log.begin_anew(epoch, last.1, last.1);
     state.store.adopt(&state.existing())?;
     state.log.next_segment = state.store.create()?;
@@ -314,10 +316,8 @@ fn newer_epoch(state: &State, last: Order) -> io::Result<u64> {
 }
 
 /// Numbers of a checkpoint whose trees may be lost.
-fn fields_of(store: &Arc<dyn SegmentStore>, b: &Known, options: &LogOptions) -> io::Result<RecordFields> {
-    let mut state = blank(store.clone(), options);
-    let (_, bytes) = state.read_record(b.segment, b.offset)?;
-    Ok(state.decode_record(&bytes)?.fields)
+fn fields_of(store: &dyn SegmentStore, b: &Known) -> io::Result<RecordFields> {
+    Ok(Record::read(store, b.segment, b.offset)?.2.fields)
 }
 
 /// Ranges that were discarded, with the version that was current. Later ones count.
@@ -403,12 +403,12 @@ impl Maker {
                     continue;
                 }
             }
-            self.apply_entry(entry, Birth { segment: s.segment, ordinal }, offset)?;
+            self.apply_entry(order.1, entry, Birth { segment: s.segment, ordinal }, offset)?;
         }
         Ok(())
     }
 
-    fn apply_entry(&mut self, entry: &Entry, here: Birth, offset: u32) -> io::Result<()> {
+    fn apply_entry(&mut self, number: u64, entry: &Entry, here: Birth, offset: u32) -> io::Result<()> {
         let extent =
             |version: u64, data: &Payload| Extent { blocks: data.blocks, version, place: place_of(data, here, offset) };
         match entry {
@@ -445,8 +445,8 @@ impl Maker {
                 Ok(())
             }
             Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. } => {
-                if !matches!(entry, Entry::ForwardNode { .. }) {
-                    // Of a checkpoint: all was written whole before it.
+                // Before a checkpoint all is written whole. Of the last one a crash may have left less; what is there of that takes the patches away itself.
+                if !matches!(entry, Entry::ForwardNode { .. }) && number <= self.durable {
                     self.state.patches.forget_all();
                 }
                 self.state.usage.free(here, 1, u64::from(entry.stored()))
@@ -570,7 +570,7 @@ impl Maker {
         state.log.begin_anew(epoch, last.1, content);
         state.store.adopt(&state.existing())?;
         state.log.next_segment = state.store.create()?;
-        for at in state.put_together()? {
+        for at in state.put_together(true)? {
             self.lost.add(format!("what was written last to block {} is lost: it is what it was before", at.block));
         }
         // Only who knows what was written knows which holes are lost blocks.
@@ -602,10 +602,15 @@ mod tests {
     use crate::store::MemoryStore;
     use crate::tree::NodeHead;
 
-    /// Whether a patch still counts after another entry.
+    /// Whether a patch still counts after another entry, of a batch that is known to be durable.
     fn counts_after(entry: &Entry) -> bool {
+        counts_after_batch(2, entry)
+    }
+
+    /// The same of a batch with this number; the second is the last one that is known to be durable.
+    fn counts_after_batch(number: u64, entry: &Entry) -> bool {
         let store = Arc::new(MemoryStore::new(16 << 20, 1 << 20, true));
-        let mut maker = Maker::new(store, &LogOptions::default(), Lines::default(), u64::MAX);
+        let mut maker = Maker::new(store, &LogOptions::default(), Lines::default(), 2);
         for segment in [1, 2] {
             let info = SegmentInfo { used: 1 << 20, ordinals: 256, live: 1 << 20, ..SegmentInfo::default() };
             maker.state.usage.table.insert(segment, info);
@@ -613,10 +618,10 @@ mod tests {
         }
         let at = Logical { branch: MAIN_BRANCH, block: 7 };
         let birth = |segment, ordinal| Birth { segment, ordinal };
-        maker.apply_entry(&Entry::Write { at, version: 1, data: payload() }, birth(1, 0), 4096).unwrap();
+        maker.apply_entry(1, &Entry::Write { at, version: 1, data: payload() }, birth(1, 0), 4096).unwrap();
         let patch = Patch { crc: 1, parts: vec![(0, vec![1])] };
-        maker.apply_entry(&Entry::Patch { at, patch }, birth(1, 1), 0).unwrap();
-        maker.apply_entry(entry, birth(2, 0), 4096).unwrap();
+        maker.apply_entry(1, &Entry::Patch { at, patch }, birth(1, 1), 0).unwrap();
+        maker.apply_entry(number, entry, birth(2, 0), 4096).unwrap();
         !maker.state.patches.is_empty()
     }
 
@@ -639,7 +644,9 @@ mod tests {
         assert!(counts_after(&copy(1)), "the cleaner moves what is patched");
         assert!(!counts_after(&copy(9)), "what it has moved was written later, in a segment that is gone");
         assert!(!counts_after(&Entry::Node { head, crc: 0 }), "a checkpoint");
-        assert!(!counts_after(&Entry::Record { stored: 100, crc: 0 }), "a checkpoint");
+        let record = Entry::Record { stored: 100, crc: 0 };
+        assert!(!counts_after(&record), "a checkpoint");
+        assert!(counts_after_batch(3, &record), "a checkpoint that a crash may have ended");
         assert!(!counts_after(&Entry::Write { at, version: 2, data: payload() }));
         assert!(!counts_after(&Entry::Discard { at, blocks: 1 }));
         assert!(counts_after(&Entry::Write { at: other, version: 2, data: payload() }));

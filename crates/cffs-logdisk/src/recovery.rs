@@ -13,7 +13,6 @@ use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Logical, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, MAIN_BRANCH};
 use crate::codec::corrupt;
-use crate::copies::get_right;
 use crate::extent::{BLOCK_BYTES, Birth};
 use crate::layouts::MapLayout;
 use crate::log::Log;
@@ -21,6 +20,7 @@ use crate::options::LogOptions;
 use crate::patches::Patches;
 use crate::pending::Pending;
 use crate::recent::Recent;
+use crate::record::Record;
 use crate::root::{CLOSED_EPOCH, RootRecord, StoredRoot};
 use crate::scan::{is_whole, patience, read_summary, read_wanted, search, summaries};
 use crate::space::Level;
@@ -205,6 +205,10 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
         if s.sequence != f.sequence {
             return Err(corrupt("a batch has changed while it was read"));
         }
+        // No checkpoint says so if that mount found nothing.
+        if s.sequence == s.first {
+            state.log.mounts.add(s.epoch, s.first);
+        }
         state.log.sequence = s.sequence + 1;
         state.log.streams = s.streams;
         state.log.next_segment = s.next_segment;
@@ -214,7 +218,7 @@ pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &
     }
     state.log.durable = state.log.sequence - 1;
     state.forget_replaced();
-    if let Some(at) = state.put_together()?.first() {
+    if let Some(at) = state.put_together(false)?.first() {
         let what = format!("the patches of block {} of branch {} do not fit what it was", at.block, at.branch);
         return Err(corrupt(what));
     }
@@ -253,20 +257,6 @@ impl State {
         self.catalog.dirty.insert(u64::from(MAIN_BRANCH));
     }
 
-    /// The batch of a checkpoint, and its record.
-    pub(crate) fn read_record(&self, segment: SegmentId, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
-        let s = read_summary(&*self.store, self.log.uuid, segment, offset)?;
-        let [entry @ Entry::Record { stored, .. }] = &s.entries[..] else {
-            return Err(corrupt("the root does not refer to a checkpoint"));
-        };
-        let mut bytes = vec![0; *stored as usize];
-        let at = u64::from(s.offset + s.data_start);
-        if !get_right(&*self.store, s.segment, at, &mut bytes, &mut |bytes| entry.verify(bytes))? {
-            return Err(corrupt("the checksum of the checkpoint is wrong"));
-        }
-        Ok((s, bytes))
-    }
-
     /// What lies before a checkpoint's record: nodes that were stored with it, and with those before it. Where they begin, and their bytes. Whoever needs one
     /// that cannot be read finds that out again.
     fn read_before(&self, segment: SegmentId, offset: u32) -> Option<(u64, Vec<u8>)> {
@@ -285,9 +275,11 @@ impl State {
             nodes.add(root.segment, start, bytes.clone());
             self.cache.lock().around().add(root.segment, start, bytes);
         }
-        let (s, bytes) = self.read_record(root.segment, root.offset)?;
-        let record = self.decode_record(&bytes)?;
-        let fields = record.fields;
+        let (s, stored, record) = Record::read(&*self.store, root.segment, root.offset)?;
+        let (fields, trees) = (record.fields, record.trees);
+        (self.forward, self.dead_lists, self.catalog.tree) = (trees.forward, trees.dead_lists, trees.catalog);
+        (self.usage.segments, self.usage.dead) = (trees.segments, trees.dead);
+        self.log.mounts = record.mounts;
         self.logical_bytes = fields.logical_bytes;
         if self.logical_bytes > LOGICAL_BYTES_MAX || !self.logical_bytes.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(corrupt("the logical space has an impossible size"));
@@ -313,7 +305,7 @@ impl State {
         if self.usage.live > self.store.capacity() {
             return Err(corrupt("more bytes live than the store has"));
         }
-        self.record = Some((Birth { segment: s.segment, ordinal: s.first_ordinal }, bytes.len() as u64));
+        self.record = Some((Birth { segment: s.segment, ordinal: s.first_ordinal }, u64::from(stored)));
         let mut records = Vec::new();
         self.catalog.tree.scan(&nodes, &0, &mut |id, record| {
             records.push((*id, record.clone()));
@@ -463,15 +455,20 @@ impl State {
     }
 
     /// Makes blocks of which the batches have patches what they were. Before the next checkpoint they are written whole. Returns those that
-    /// the patches do not fit.
-    pub(crate) fn put_together(&mut self) -> io::Result<Vec<Logical>> {
+    /// the patches do not fit. Where discards may be missing, patches that fit zeros are of a block that had been discarded.
+    pub(crate) fn put_together(&mut self, discards_may_miss: bool) -> io::Result<Vec<Logical>> {
         let mut others = Vec::new();
         while let Some((at, overlay)) = self.patches.pop() {
             if self.catalog.branches.get(&at.branch).is_none_or(|b| b.deleting) {
                 continue;
             }
             let mut block = self.read_block(at.branch, at.block)?;
-            if !overlay.lay_over(&mut block) {
+            let mut fits = overlay.lay_over(&mut block);
+            if !fits && discards_may_miss {
+                block.fill(0);
+                fits = overlay.lay_over(&mut block);
+            }
+            if !fits {
                 others.push(at);
                 continue;
             }
@@ -523,6 +520,9 @@ impl State {
         self.store.adopt(&existing)?;
         let epoch = self.log.root.sequence + 1;
         self.log.begin_epoch(epoch);
+        if root.epoch != CLOSED_EPOCH {
+            self.log.note_epoch();
+        }
         let clean = clean && self.damaged.is_empty() && torn.is_empty();
         // The root gets a new sequence number in any case, so that this mount's segments have names of their own. The
         // batches found keep their epoch until a checkpoint has them.

@@ -38,6 +38,7 @@
 
 use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES};
 use crate::extent::BLOCK_BYTES;
+use crate::mounts::Mounts;
 use crate::state::State;
 use crate::tree::NODE_BYTES;
 
@@ -327,7 +328,7 @@ impl State {
     fn checkpoint_segments(&self, trees: &Trees, dirtied: u64, change: Change) -> u64 {
         let segment = self.store.segment_bytes();
         let usage = if trees.at_worst { self.usage_nodes_at_worst(change) } else { self.usage_nodes(change) };
-        let record = 256 + SUMMARY_BYTES as u64 + 50 * usage;
+        let record = 256 + Mounts::BYTES_MAX + SUMMARY_BYTES as u64 + 50 * usage;
         // A record that is too long is made shorter by storing the usage again.
         let again = if record > segment.min(BATCH_BYTES_MAX) / 2 { usage } else { 0 };
         let nodes = dirtied + trees.changed(change) + self.catalog_nodes() + usage + again;

@@ -7,6 +7,8 @@
 use crate::batch::{CONTINUES, Entry, Summary};
 use crate::layouts::SegmentInfo;
 use crate::log::STREAM_NODES;
+use crate::mounts::Mounts;
+use crate::record::Record;
 use crate::root::RootRecord;
 use crate::scan::{are_whole, batch_at, patience, read_summary, read_wanted, search};
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
@@ -70,6 +72,8 @@ pub(crate) struct Survey {
     pub(crate) checkpoints: Vec<(Order, Known)>,
     /// Batches up to this number are known to be durable.
     pub(crate) durable: u64,
+    /// What the newest checkpoints say.
+    pub(crate) mounts: Mounts,
     pub(crate) lost: Lines,
 }
 
@@ -83,6 +87,7 @@ impl Survey {
         for place in store.places()? {
             survey.add_place(store, place)?;
         }
+        survey.learn_mounts(store);
         survey.drop_left_over();
         let checkpoints = survey.batches.iter().rev().filter(|(_, b)| b.is_checkpoint);
         survey.checkpoints = checkpoints.take(CHECKPOINTS_MAX).map(|(order, b)| (*order, *b)).collect();
@@ -180,6 +185,14 @@ impl Survey {
         }
     }
 
+    /// What a mount says of those before it is so, also if its checkpoint does not count.
+    fn learn_mounts(&mut self, store: &dyn SegmentStore) {
+        let checkpoints = self.batches.values().rev().filter(|b| b.is_checkpoint).take(CHECKPOINTS_MAX);
+        for (_, _, record) in checkpoints.filter_map(|b| Record::read(store, b.segment, b.offset).ok()) {
+            self.mounts.merge(&record.mounts);
+        }
+    }
+
     /// Takes away what earlier stores and crashes have left.
     fn drop_left_over(&mut self) {
         // The first batch of a store; what is older is of an earlier one.
@@ -190,7 +203,7 @@ impl Survey {
         for (&order, b) in self.batches.iter().rev() {
             let (epoch, number) = order;
             if epoch != mount.0 {
-                below = below.min(mount.1);
+                below = below.min(mount.1).min(self.mounts.end_of(epoch).unwrap_or(u64::MAX));
                 mount = (epoch, u64::MAX);
             }
             let end = self.ends.get(&b.segment);

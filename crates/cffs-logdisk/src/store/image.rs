@@ -156,7 +156,7 @@ impl ImageStore {
         Ok(Self::with(device, sb, 1 - copy))
     }
 
-    /// The store on a device whose superblocks are gone, or may be older than what is in the slots: the next root gets a number above `sequence`, and
+    /// The store on a device whose superblocks are gone, or may be older than what is in the slots: segments get ids, and the next root a number, above `sequence`, and
     /// both superblocks are written anew by the next two. Reads the geometry from a superblock, or else takes what is given.
     ///
     /// # Errors
@@ -180,7 +180,8 @@ impl ImageStore {
         if sequence >= SEQUENCE_MAX {
             return Err(corrupt("a batch has an impossible number"));
         }
-        sb.sequence = sb.sequence.max(sequence);
+        // What is written before the next root is in segments with this number.
+        sb.sequence = sb.sequence.max(sequence) + 1;
         Ok(Self::with(Disk::numbered(0, device), sb, 1 - copy))
     }
 
