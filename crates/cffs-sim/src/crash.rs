@@ -135,11 +135,19 @@ pub(crate) struct History {
     /// Files of which an operation on their contents failed, and the first of their versions that may show since.
     doubt: BTreeMap<Id, usize>,
     /// Namespaces in memory when an operation had failed only after it was done: it was to be durable at once.
-    perhaps: BTreeSet<u64>,
+    perhaps: Vec<Perhaps>,
     /// Operations that were done when the device lost a write without saying so: of what was made later nothing is said.
     blind_since: Option<usize>,
     /// Files of which nothing can be said any more: what was in doubt was moved.
     pub(crate) unknown: BTreeSet<Id>,
+}
+
+/// A namespace that an operation has made which then failed.
+struct Perhaps {
+    /// With number 0 for what was made: nobody was told the numbers.
+    digest: u64,
+    /// Numbers that were known before.
+    known: BTreeSet<Ino>,
 }
 
 impl History {
@@ -175,7 +183,7 @@ impl History {
             in_steps: BTreeMap::new(),
             replacements: Vec::new(),
             doubt: BTreeMap::new(),
-            perhaps: BTreeSet::new(),
+            perhaps: Vec::new(),
             blind_since: None,
             unknown: BTreeSet::new(),
         }
@@ -208,12 +216,15 @@ impl History {
     /// After [`History::failed`], where the operation was to be durable when it returns (`FS_SYNC_FL`, `FS_DIRSYNC_FL`) and
     /// that is what failed: all of it may be found too. `after` is the model with it.
     pub(crate) fn failed_when_done(&mut self, side: &SideBySide, after: &State) {
-        if let Ok(found) = crate::walk::walk(&side.engine.fs) {
-            self.perhaps.insert(found.namespace.digest());
-        }
+        let known: BTreeSet<Ino> = side.inos.values().copied().collect();
         // What is not in memory cannot be walked through any more if the device is gone.
-        if after.model.inodes().all(|(id, _)| side.inos.contains_key(&id)) {
-            self.perhaps.insert(after.namespace(&side.inos).digest());
+        let walked = crate::walk::walk(&side.engine.fs).ok().map(|found| found.namespace);
+        let mut inos = side.inos.clone();
+        for (id, _) in after.model.inodes() {
+            inos.entry(id).or_insert(0);
+        }
+        for namespace in walked.into_iter().chain([after.namespace(&inos)]) {
+            self.perhaps.push(Perhaps { digest: namespace.with_numbers(&known).digest(), known: known.clone() });
         }
     }
 
@@ -327,7 +338,8 @@ impl History {
         let high = self.starts.partition_point(|s| *s < event);
         let digest = found.namespace.digest();
         let done = (low..=high.max(low)).find(|p| self.digests[*p] == digest);
-        let perhaps = self.perhaps.contains(&digest).then_some(high.max(low));
+        let is_it = |p: &Perhaps| found.namespace.clone().with_numbers(&p.known).digest() == p.digest;
+        let perhaps = (done.is_none() && self.perhaps.iter().any(is_it)).then_some(high.max(low));
         let Some(prefix) = done.or(perhaps) else {
             return Err(self.explain(low, high.max(low), &found.namespace));
         };

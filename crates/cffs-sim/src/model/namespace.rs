@@ -2,7 +2,7 @@
 
 use super::{Body, Id, Model, ROOT};
 use cffs::FileType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 
 /// A file as its name shows it.
@@ -42,10 +42,16 @@ impl Namespace {
         h.finish()
     }
 
+    /// The same, with number 0 for files that have none of these numbers: what they have got nobody was told.
+    pub fn with_numbers(mut self, known: &BTreeSet<u64>) -> Self {
+        self.0.values_mut().filter(|node| !known.contains(&node.ino)).for_each(|node| node.ino = 0);
+        self
+    }
+
     /// What differs from another one, a line for each path.
     pub fn difference(&self, other: &Namespace) -> Vec<String> {
         let mut out = Vec::new();
-        let paths: std::collections::BTreeSet<&Vec<u8>> = self.0.keys().chain(other.0.keys()).collect();
+        let paths: BTreeSet<&Vec<u8>> = self.0.keys().chain(other.0.keys()).collect();
         for path in paths {
             let (a, b) = (self.0.get(path), other.0.get(path));
             if a != b {

@@ -272,20 +272,27 @@ fn what_waited_and_could_not_be_written_is_not_forgotten() {
     assert!(tally.struck > 100, "{tally:?}");
 }
 
-/// A rename in a directory whose changes are durable when they return had failed, and was there; the judge could not walk through the directories
-/// any more, which were not in memory when the device went (its own; seed 1795920002020 of --faults --only log).
+/// A rename and a creation in directories whose changes are durable when they return had failed, and were there; the judge could not walk through the
+/// directories any more, which were not in memory when the device went, and did not know the number of what was created (its own; seeds 1795920002020 and
+/// 20261131202 of --faults --only log).
 #[test]
 fn what_failed_when_it_was_done_may_be_found_also_if_the_device_is_gone() {
-    let text = "mkdir /kept 755 0\ncreatemany /kept 0 3 3000 9\nsync\nflags / 65536\nmkdir /c 700 1000\ncreate /c/g 755 0\n\
-                setxattr /c/g user.b 15814 1883158612038123522\nremount true\nsymlink /c/c 8\nrename /c/c /c/h replace";
-    let (setup, ops) = (setup_on_log_disk(1_795_920_002_020), parse(text).unwrap());
-    let [(_, used), ..] = requests(setup, &ops).unwrap();
-    let mut tally = Tally::default();
-    for at in 0..used {
-        let case = Case { phase: Phase::Use, fault: Fault::Gone, at, seed: 2_178_712_013_045_105_309 };
-        run(setup, &ops, case, &mut tally).unwrap_or_else(|e| panic!("{case}: {e}"));
+    let rename = "mkdir /kept 755 0\ncreatemany /kept 0 3 3000 9\nsync\nflags / 65536\nmkdir /c 700 1000\ncreate /c/g 755 0\n\
+                  setxattr /c/g user.b 15814 1883158612038123522\nremount true\nsymlink /c/c 8\nrename /c/c /c/h replace";
+    let create = "mkdir /kept 755 0\ncreatemany /kept 0 6 3000 9\nmkdir /kept/b 755 0\ncreatemany /kept/b 0 4 200 9\nsync\nflags / 65536\n\
+                  regroup / free-space\nmkdir /h 1777 0\nremount true\ncreate /h/a 644 1000";
+    for (number, seed, text) in
+        [(1_795_920_002_020, 2_178_712_013_045_105_309, rename), (20_261_131_202, 5_437_350_252_884_550_232, create)]
+    {
+        let (setup, ops) = (setup_on_log_disk(number), parse(text).unwrap());
+        let [(_, used), ..] = requests(setup, &ops).unwrap();
+        let mut tally = Tally::default();
+        for at in 0..used {
+            let case = Case { phase: Phase::Use, fault: Fault::Gone, at, seed };
+            run(setup, &ops, case, &mut tally).unwrap_or_else(|e| panic!("{case}: {e}"));
+        }
+        assert!(tally.struck > 50, "{tally:?}");
     }
-    assert!(tally.struck > 50, "{tally:?}");
 }
 
 /// As in the table, at the requests and with the choices that showed it.
