@@ -8,10 +8,10 @@ use crate::codec::{Fields, PutFields};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Mounts that are known. What older ones have rejected has been overwritten, or their followers are known.
+/// Most mounts that are known. What older ones have rejected has most likely been overwritten since.
 pub(crate) const MOUNTS_MAX: usize = 32;
 
-/// Mounts that have followed a crash: the first number of each epoch.
+/// Mounts that have followed a crash, and rebuildings: the first number of each epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mounts(BTreeMap<u64, u64>);
 

@@ -293,12 +293,8 @@ fn finish_recounted(
     mut report: RebuildReport,
 ) -> io::Result<RebuildReport> {
     state.options.read_only = false;
-    state.log.root = StoredRoot::none(state.store.root()?.sequence);
-    let epoch = newer_epoch(&state, last)?;
     state.log.mounts.merge(&survey.mounts);
-    state.log.begin_anew(epoch, last.1, last.1);
-    state.store.adopt(&state.existing())?;
-    state.log.next_segment = state.store.create()?;
+    begin(&mut state, last, last.1)?;
     state.checkpoint()?;
     (report.from_checkpoint, report.recounted) = (true, true);
     report.logical_bytes = state.logical_bytes;
@@ -306,13 +302,21 @@ fn finish_recounted(
     Ok(report)
 }
 
-/// The epoch of a root that is made anew.
-fn newer_epoch(state: &State, last: Order) -> io::Result<u64> {
-    let epoch = state.log.root.sequence + 1;
+/// From here on the store is written to, behind its last batch and in segments of its own.
+fn begin(state: &mut State, last: Order, durable: u64) -> io::Result<()> {
+    let root = state.store.root()?;
+    let epoch = root.sequence + 1;
     if last.0 >= epoch {
         return Err(corrupt("the root of the store is older than its batches: the store must be opened for recovery"));
     }
-    Ok(epoch)
+    // Whoever opens the disk by the root that is there, if this is interrupted, has a later epoch than what is written here, and other ids.
+    let is_root = RootRecord::decode(&root.bytes).is_ok();
+    let sequence = if is_root { state.store.replace_root(root.sequence, &root.bytes)? } else { root.sequence };
+    state.log.root = StoredRoot::none(sequence);
+    state.log.begin_anew(epoch, last.1, durable);
+    state.store.adopt(&state.existing())?;
+    state.log.next_segment = state.store.create()?;
+    Ok(())
 }
 
 /// Numbers of a checkpoint whose trees may be lost.
@@ -565,11 +569,7 @@ impl Maker {
         let empty: Vec<SegmentId> = state.empty_segments().collect();
         empty.into_iter().for_each(|id| state.usage.remove(id));
         state.usage.removed.clear();
-        state.log.root = StoredRoot::none(state.store.root()?.sequence);
-        let epoch = newer_epoch(state, last)?;
-        state.log.begin_anew(epoch, last.1, content);
-        state.store.adopt(&state.existing())?;
-        state.log.next_segment = state.store.create()?;
+        begin(state, last, content)?;
         for at in state.put_together(true)? {
             self.lost.add(format!("what was written last to block {} is lost: it is what it was before", at.block));
         }

@@ -16,7 +16,7 @@ const MAGIC: u32 = 0x3152_4c43; // "CLR1"
 const UNMARKED: u16 = 1;
 
 /// A checkpoint.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Record {
     pub(crate) fields: RecordFields,
     pub(crate) trees: Trees,
@@ -28,7 +28,7 @@ pub(crate) struct Record {
 }
 
 /// Numbers of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RecordFields {
     pub(crate) unmarked: bool,
     pub(crate) logical_bytes: u64,
@@ -38,7 +38,7 @@ pub(crate) struct RecordFields {
 }
 
 /// All trees but the maps, whose roots are in the catalog.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Trees {
     pub(crate) forward: Root<ForwardLayout>,
     pub(crate) dead_lists: Root<DeadListLayout>,
@@ -145,17 +145,11 @@ mod tests {
     #[test]
     fn one_of_an_older_program_has_no_mounts() {
         let fields = RecordFields { unmarked: true, logical_bytes: 4096, version: 3, next_id: 4, next_list: 5 };
-        let trees = Trees {
-            forward: Root::default(),
-            dead_lists: Root::default(),
-            catalog: Root::default(),
-            segments: Root::default(),
-            dead: Root::default(),
-        };
         let newly_dead = vec![(Birth { segment: 1, ordinal: 2 }, 3)];
         let mut mounts = Mounts::default();
         mounts.add(7, 8);
-        let record = Record { fields, trees, table: vec![(1, SegmentInfo::default())], newly_dead, mounts };
+        let table = vec![(1, SegmentInfo::default())];
+        let record = Record { fields, table, newly_dead, mounts, ..Record::default() };
         let mut bytes = record.encode().unwrap();
         let again = Record::decode(&bytes).unwrap();
         assert_eq!((again.fields, &again.mounts), (record.fields, &record.mounts));

@@ -455,23 +455,23 @@ impl State {
     }
 
     /// Makes blocks of which the batches have patches what they were. Before the next checkpoint they are written whole. Returns those that
-    /// the patches do not fit. Where discards may be missing, patches that fit zeros are of a block that had been discarded.
+    /// the patches do not fit. Where discards may be missing, patches that fit zeros are of a block that had been discarded, and what it was before
+    /// need not be there any more.
     pub(crate) fn put_together(&mut self, discards_may_miss: bool) -> io::Result<Vec<Logical>> {
         let mut others = Vec::new();
         while let Some((at, overlay)) = self.patches.pop() {
             if self.catalog.branches.get(&at.branch).is_none_or(|b| b.deleting) {
                 continue;
             }
-            let mut block = self.read_block(at.branch, at.block)?;
-            let mut fits = overlay.lay_over(&mut block);
-            if !fits && discards_may_miss {
-                block.fill(0);
-                fits = overlay.lay_over(&mut block);
-            }
-            if !fits {
+            let zeros = || vec![0; BLOCK_BYTES].into_boxed_slice();
+            let read = self.read_block(at.branch, at.block);
+            let before = if discards_may_miss { [read.ok(), Some(zeros())] } else { [Some(read?), None] };
+            let fitting =
+                before.into_iter().flatten().find_map(|mut block| overlay.lay_over(&mut block).then_some(block));
+            let Some(block) = fitting else {
                 others.push(at);
                 continue;
-            }
+            };
             self.pending.write(at, block, None);
             self.pending.patched = true;
             self.note_pending(BLOCK_BYTES as u64);

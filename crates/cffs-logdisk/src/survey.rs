@@ -302,3 +302,93 @@ fn has_data(store: &dyn SegmentStore, b: &Known) -> bool {
 fn ordinals_end(s: &Summary) -> u32 {
     s.first_ordinal + s.entries.iter().map(Entry::ordinals).sum::<u32>()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{Logical, Payload};
+    use crate::codec::crc32c;
+    use crate::extent::{BLOCK_BYTES, Codec};
+    use crate::log::{Log, NewBatch, STREAM_NEW};
+    use crate::store::MemoryStore;
+    use crate::usage::Usage;
+
+    /// A log, with what later ones need of it.
+    struct Writer {
+        store: MemoryStore,
+        log: Log,
+    }
+
+    impl Writer {
+        fn write(&mut self, stream: u8, entry: Entry, data: &[u8]) -> SegmentId {
+            let batch = NewBatch { stream, flags: 0, entries: vec![entry], data, age: None, reserved: 0 };
+            self.log.begin(stream, 1024 + data.len() as u64, &self.store).unwrap();
+            let segment = self.log.write(batch, &self.store, &mut Usage::default()).unwrap().segment;
+            self.log.durable = self.log.sequence - 1;
+            segment
+        }
+
+        fn block(&mut self) -> SegmentId {
+            let data = [7; BLOCK_BYTES];
+            let payload =
+                Payload { codec: Codec::Plain, blocks: 1, stored: BLOCK_BYTES as u32, crcs: vec![crc32c(&data)] };
+            let at = Logical { branch: 0, block: 1 };
+            self.write(STREAM_NEW, Entry::Write { at, version: 1, data: payload }, &data)
+        }
+
+        fn checkpoint(&mut self) -> SegmentId {
+            let record = Record { mounts: self.log.mounts.clone(), ..Record::default() }.encode().unwrap();
+            let entry = Entry::Record { stored: record.len() as u32, crc: crc32c(&record) };
+            self.write(STREAM_NODES, entry, &record)
+        }
+
+        /// A crash after which the log ends with this number, and the mount behind it.
+        fn crash(&mut self, epoch: u64, last: u64) {
+            self.log.begin_anew(epoch, last, last);
+            self.log.next_segment = self.store.create().unwrap();
+        }
+
+        fn counting(&self) -> Vec<Order> {
+            Survey::of(&self.store).unwrap().batches.keys().copied().collect()
+        }
+    }
+
+    /// The mount of epoch 2 rejects batch 3 of epoch 1. Later all that it has written itself is gone but what is said to be.
+    fn rejected(left: impl Fn(&mut Writer) -> BTreeSet<SegmentId>) -> Vec<Order> {
+        let store = MemoryStore::new(64 << 20, 64 << 10, true);
+        let log = Log::new(store.uuid(), 1);
+        let mut w = Writer { store, log };
+        for _ in 0..3 {
+            w.block();
+        }
+        assert_eq!(w.counting().len(), 3);
+        w.crash(2, 2);
+        let written = left(&mut w);
+        w.crash(3, 6);
+        w.block();
+        written.into_iter().for_each(|segment| w.store.delete(segment).unwrap());
+        w.counting()
+    }
+
+    #[test]
+    fn what_a_mount_has_rejected_does_not_count_also_if_only_a_later_batch_of_it_is_left() {
+        let counting = rejected(|w| {
+            let gone = (0..2).map(|_| w.checkpoint()).collect();
+            w.block();
+            gone
+        });
+        assert!(counting.contains(&(2, 5)) && !counting.contains(&(1, 3)), "{counting:?}");
+    }
+
+    #[test]
+    fn what_a_mount_has_rejected_does_not_count_also_if_that_mount_has_left_nothing_but_its_number() {
+        let counting = rejected(|w| {
+            let gone = [w.block(), w.checkpoint()].into();
+            // Of the next mount, whose checkpoint is here.
+            w.crash(3, 4);
+            w.checkpoint();
+            gone
+        });
+        assert!(counting.contains(&(1, 2)) && !counting.contains(&(1, 3)), "{counting:?}");
+    }
+}

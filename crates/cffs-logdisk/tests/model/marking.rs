@@ -92,3 +92,77 @@ fn a_crash_at_any_write_of_a_rebuilding_makes_no_zeros() {
     }
     assert!(refused > 0 && some_lost > 0, "{refused} refused, {some_lost} with losses");
 }
+
+/// A part of the map is damaged which nobody has to read. A rebuilding is interrupted, the disk is used as it is, and made anew then.
+#[test]
+fn what_is_written_between_an_interrupted_rebuilding_and_the_next_one_stays() {
+    const STRIDE: u64 = 3;
+    const MANY: u64 = 600;
+    let place = |n: u64| n * STRIDE * BLOCK;
+    let original = CrashDevice::new(256 * (64 << 10) + (1 << 20));
+    let device = Arc::new(original);
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [9; 16], slot_bytes: 64 << 10 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    for n in 0..MANY {
+        disk.write_at(IoKind::Data, place(n), &[n as u8; BLOCK_BYTES]).unwrap();
+    }
+    // The newest of them have the same leaves: with an older one, what is behind it would tell all.
+    for _ in 0..6 {
+        disk.checkpoint().unwrap();
+        disk.write_at(IoKind::Data, place(0), &[0; BLOCK_BYTES]).unwrap();
+    }
+    drop(disk);
+    // All leaves that begin in the middle of the map.
+    let mut sector = [0; 512];
+    let is_leaf = |at: &u64| {
+        device.read_at(IoKind::Data, *at, &mut sector).unwrap();
+        let first = u64::from_le_bytes(sector[16..24].try_into().unwrap());
+        sector.starts_with(b"CLN1") && sector[4..6] == [1, 0] && (100..MANY * STRIDE / 2).contains(&first)
+    };
+    for leaf in (0..device.len()).step_by(512).filter(is_leaf).collect::<Vec<_>>() {
+        device.damage(leaf + 40, 0x55);
+    }
+    let open =
+        |device: &Arc<CrashDevice>| LogDisk::open(Arc::new(ImageStore::open(device.clone())?), &LogOptions::default());
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut used = 0;
+    for writes in 0.. {
+        assert!(writes < 10_000, "it ends");
+        // More takes the segments that the rebuilding had.
+        for (count, stores) in [(1, false), (1, true), (30, false), (30, true)] {
+            let interrupted = Arc::new(device.crash(&mut rng));
+            interrupted.requests_left.store(writes, Ordering::Relaxed);
+            let ended = put_right(&interrupted).is_ok();
+            let now = Arc::new(interrupted.crash(&mut rng));
+            let Ok(disk) = open(&now) else {
+                // It waits for what is lost to be marked, or has no map any more but that of the rebuilding.
+                continue;
+            };
+            if ended {
+                assert!(used > 10, "{used} times the disk was used between two rebuildings");
+                return;
+            }
+            used += 1;
+            let what = format!("{writes} writes, {count} blocks, {stores}");
+            for n in MANY..MANY + count {
+                disk.write_at(IoKind::Data, place(n), &[n as u8; BLOCK_BYTES]).unwrap();
+                if n % 10 == 0 {
+                    disk.flush().unwrap();
+                }
+            }
+            disk.flush().unwrap();
+            if stores {
+                disk.checkpoint().unwrap();
+            }
+            drop(disk);
+            put_right(&now).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let disk = open(&now).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let mut data = vec![0; BLOCK_BYTES];
+            for n in (0..MANY).step_by(7).chain(MANY..MANY + count) {
+                disk.read_at(IoKind::Data, place(n), &mut data).unwrap_or_else(|e| panic!("{what}, {n}: {e}"));
+                assert!(data.iter().all(|b| *b == n as u8), "{what}: block {n} is not what was written");
+            }
+            assert_eq!(disk.check(false).unwrap(), Vec::<String>::new(), "{what}");
+        }
+    }
+}
