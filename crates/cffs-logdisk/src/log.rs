@@ -88,7 +88,7 @@ impl Log {
         (self.epoch, self.first) = (epoch, self.sequence);
     }
 
-    /// What is there of earlier epochs is not all there is to the log: a crash, or the loss of a root, has left more.
+    /// There may be more of the log than counts: a crash has left it, or what a root that is lost referred to.
     pub(crate) fn note_epoch(&mut self) {
         self.mounts.add(self.epoch, self.first);
     }

@@ -24,6 +24,10 @@ impl Mounts {
         // One that began with this number or a higher one says nothing that this one does not say.
         self.0.retain(|_, known| *known < first);
         self.0.insert(epoch, first);
+        self.forget_oldest();
+    }
+
+    fn forget_oldest(&mut self) {
         while self.0.len() > MOUNTS_MAX {
             self.0.pop_first();
         }
@@ -57,7 +61,10 @@ impl Mounts {
 
     pub(crate) fn decode(f: &mut Fields<'_>) -> io::Result<Self> {
         let n = f.count(16)?;
-        Ok(Mounts((0..n).map(|_| Ok((f.u64()?, f.u64()?))).collect::<io::Result<_>>()?))
+        let mut mounts = Mounts((0..n).map(|_| Ok((f.u64()?, f.u64()?))).collect::<io::Result<_>>()?);
+        // Others may keep more. Each checkpoint has room for so many.
+        mounts.forget_oldest();
+        Ok(mounts)
     }
 }
 
@@ -88,6 +95,11 @@ mod tests {
         assert_eq!(Mounts::decode(&mut Fields::new(&bytes)).unwrap(), mounts);
         assert_eq!(mounts.end_of(0), Some(680));
         assert!(Mounts::decode(&mut Fields::new(&bytes[..bytes.len() - 1])).is_err());
+        let many = Mounts((0..100).map(|i| (i, i)).collect());
+        bytes.clear();
+        many.encode(&mut bytes);
+        let fewer = Mounts::decode(&mut Fields::new(&bytes)).unwrap();
+        assert!(fewer.iter().eq((68..100).map(|i| (i, i))));
         let mut others = Mounts::default();
         others.add(50, 3);
         others.merge(&mounts);

@@ -99,8 +99,7 @@ fn what_is_written_between_an_interrupted_rebuilding_and_the_next_one_stays() {
     const STRIDE: u64 = 3;
     const MANY: u64 = 600;
     let place = |n: u64| n * STRIDE * BLOCK;
-    let original = CrashDevice::new(256 * (64 << 10) + (1 << 20));
-    let device = Arc::new(original);
+    let device = Arc::new(CrashDevice::new(256 * (64 << 10) + (1 << 20)));
     let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [9; 16], slot_bytes: 64 << 10 }).unwrap();
     let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
     for n in 0..MANY {

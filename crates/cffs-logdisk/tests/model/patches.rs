@@ -343,3 +343,36 @@ fn a_map_that_is_made_anew_has_what_patches_have_made() {
     disk.mark_lost(&[]).unwrap();
     small.check(&disk);
 }
+
+/// What the patches are of cannot be read: a rebuilding tells that block, and goes on with the others.
+#[test]
+fn a_new_map_has_all_blocks_but_that_whose_patches_have_nothing_below_them() {
+    const GONE: usize = 3;
+    let mut small = Small::new();
+    small.change_all(0..20);
+    small.commit(0..20);
+    small.disk.flush().unwrap();
+    assert_eq!(small.disk.stats().patches, 20);
+    let device = Arc::new(small.device.inner().duplicate());
+    let (mut block, mut damaged) = (vec![0; BLOCK_BYTES], 0);
+    for at in (0..device.len() - BLOCK).step_by(512) {
+        device.read_at(IoKind::Data, at, &mut block).unwrap();
+        if block.starts_with(b"CLN1") {
+            device.write_at(IoKind::Data, at, &[0x5a; 512]).unwrap();
+        } else if block.iter().all(|b| *b == GONE as u8 + 1) {
+            device.write_at(IoKind::Data, at, &[0; 512]).unwrap();
+            damaged += 1;
+        }
+    }
+    assert_eq!(damaged, 1);
+    let report = rebuild(Arc::new(recover_image(device.clone()).unwrap()), &LogOptions::default()).unwrap();
+    assert!(!report.from_checkpoint);
+    let told = |n: usize| report.lost.iter().any(|line| line.contains(&format!("to block {n} is lost")));
+    let unmarked = LogOptions { unmarked: true, ..read_only() };
+    let disk = LogDisk::open(Arc::new(ImageStore::open(device).unwrap()), &unmarked).unwrap();
+    for (n, was) in small.blocks.iter().enumerate() {
+        let read = disk.read_at(IoKind::Meta, n as u64 * BLOCK, &mut block);
+        assert_eq!((read.is_err(), told(n)), (n == GONE, n == GONE), "block {n}: {:?}", report.lost);
+        assert!(n == GONE || block == *was, "block {n}");
+    }
+}
