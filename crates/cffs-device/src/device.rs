@@ -149,6 +149,12 @@ pub trait Device: Send + Sync {
     fn space(&self) -> Option<DeviceSpace> {
         self.below().and_then(Device::space)
     }
+    /// Reserves so many bytes of what is free ([`Device::space`]) for who writes to this device, instead of what was reserved before. Others that
+    /// write to the same store are not given them. If less is free, nothing changes; or, with `or_less`, what is free is reserved. Whether all of it is: also
+    /// where nobody else can write to the store, and nothing needs to be reserved.
+    fn reserve(&self, bytes: u64, or_less: bool) -> bool {
+        self.below().is_none_or(|d| d.reserve(bytes, or_less))
+    }
     /// Most bytes that [`Device::write_atomic`] takes with certainty, if there is space for them; 0 if it is not there.
     ///
     /// A device that has it also keeps the order: after a crash no write is there without all those that were

@@ -77,6 +77,9 @@ macro_rules! forward {
             fn space(&self) -> Option<DeviceSpace> {
                 (**self).space()
             }
+            fn reserve(&self, bytes: u64, or_less: bool) -> bool {
+                (**self).reserve(bytes, or_less)
+            }
             fn atomic_max(&self) -> usize {
                 (**self).atomic_max()
             }
@@ -183,6 +186,9 @@ mod tests {
         fn space(&self) -> Option<DeviceSpace> {
             Some(SPACE)
         }
+        fn reserve(&self, bytes: u64, or_less: bool) -> bool {
+            bytes == 10 && or_less
+        }
         fn atomic_max(&self) -> usize {
             77
         }
@@ -219,6 +225,7 @@ mod tests {
             assert_eq!((d.takes(&[]), d.can_discard(), d.read_only(), d.stripe()), (false, false, true, 6), "{name}");
             assert_eq!((d.together(7, 0..99), d.space(), d.atomic_max()), (7..8, Some(SPACE), 77), "{name}");
             assert_eq!(d.bring_together(&[7..99, 8..9]).unwrap(), 99, "{name}");
+            assert_eq!([(9, true), (10, true), (10, false)].map(|(n, less)| d.reserve(n, less)), [false, true, false]);
             told.store(0, Ordering::Relaxed);
             d.note_group(8);
             assert_eq!(told.load(Ordering::Relaxed), 8, "{name}");

@@ -141,30 +141,6 @@ impl LogDisk {
         self.lock().space()
     }
 
-    /// Takes `bytes` out of the free space, until they are released.
-    ///
-    /// # Errors
-    /// `StorageFull` if there is not as much.
-    pub fn reserve(&self, bytes: u64) -> io::Result<()> {
-        self.manage(|state| {
-            if bytes > state.space().free {
-                state.seal()?;
-            }
-            state.give_back(bytes)?;
-            if bytes > state.space().free {
-                return Err(io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"));
-            }
-            state.reserved += bytes;
-            Ok(())
-        })
-    }
-
-    /// Gives back what was reserved.
-    pub fn release(&self, bytes: u64) {
-        let mut state = self.lock();
-        state.reserved = state.reserved.saturating_sub(bytes);
-    }
-
     /// Writes a checkpoint, so that the next open has nothing to apply.
     ///
     /// # Errors
@@ -536,8 +512,12 @@ impl BranchDevice {
 
 impl Drop for BranchDevice {
     fn drop(&mut self) {
-        if let Some(b) = self.shared.lock().catalog.branches.get_mut(&self.branch) {
+        let opened = self.shared.lock().catalog.branches.get_mut(&self.branch).map_or(0, |b| {
             b.opened = b.opened.saturating_sub(1);
+            b.opened
+        });
+        if opened == 0 {
+            self.shared.end_reservation(self.branch);
         }
     }
 }
@@ -596,6 +576,10 @@ impl Device for BranchDevice {
 
     fn space(&self) -> Option<DeviceSpace> {
         Some(self.shared.device_space(self.branch))
+    }
+
+    fn reserve(&self, bytes: u64, or_less: bool) -> bool {
+        self.shared.reserve(self.branch, bytes, or_less)
     }
 
     fn atomic_max(&self) -> usize {
@@ -676,6 +660,10 @@ impl Device for LogDisk {
 
     fn space(&self) -> Option<DeviceSpace> {
         Some(self.shared.device_space(MAIN_BRANCH))
+    }
+
+    fn reserve(&self, bytes: u64, or_less: bool) -> bool {
+        self.shared.reserve(MAIN_BRANCH, bytes, or_less)
     }
 
     fn atomic_max(&self) -> usize {

@@ -80,6 +80,7 @@ mod record;
 mod recount;
 mod recovery;
 mod remains;
+mod reserved;
 mod root;
 mod scan;
 mod scrub;

@@ -60,7 +60,7 @@ pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State
         recent: Recent::default(),
         patches: Patches::default(),
         freed_by_steps: None,
-        reserved: 0,
+        reserved: Arc::default(),
         record: None,
         map_level: 0,
         listed: 0,

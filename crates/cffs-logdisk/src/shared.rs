@@ -8,6 +8,7 @@ use crate::extent::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::options::Compression;
 use crate::read::{Piece, Reader, fetch_pieces, together};
 use crate::recent::Again;
+use crate::reserved::Reserved;
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<dyn SegmentStore>,
     /// That of the state, without its lock.
     around: Arc<Around>,
+    /// That of the state, without its lock, and taken after it by who has both.
+    reserved: Arc<Reserved>,
     pub(crate) len: u64,
     /// Bytes that are accepted at once: what stays free is for as many, wherever their blocks are.
     pub(crate) atomic_max: usize,
@@ -156,10 +159,24 @@ impl Shared {
     pub(crate) fn new(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
         let (flush_failed, around) = (state.flush_failed.clone(), state.around.clone());
+        let reserved = state.reserved.clone();
         let (known, atomic_max) = (Mutex::new(Known::of(&state)), state.atomic_max());
         let (state, flushing) = (Mutex::new(state), Mutex::new(()));
         let (observed, discarding) = Default::default();
-        Shared { state, flushing, flush_failed, observed, discarding, readers, store, around, len, atomic_max, known }
+        Shared {
+            state,
+            flushing,
+            flush_failed,
+            observed,
+            discarding,
+            readers,
+            store,
+            around,
+            reserved,
+            len,
+            atomic_max,
+            known,
+        }
     }
 
     pub(crate) fn lock(&self) -> StateGuard<'_> {
@@ -411,7 +428,18 @@ impl Shared {
         // Other branches began as a snapshot.
         let keeps_old = keeps_old || branch != MAIN_BRANCH;
         let (unit, unit_cost) = (BLOCK_BYTES as u64, BLOCK_COST);
-        DeviceSpace { total: space.usable, free: space.free, unit, unit_cost, keeps_old }
+        let free = space.free.saturating_sub(self.reserved.of_others(branch));
+        DeviceSpace { total: space.usable, free, unit, unit_cost, keeps_old }
+    }
+
+    /// See [`cffs_device::Device::reserve`].
+    pub(crate) fn reserve(&self, branch: u32, bytes: u64, or_less: bool) -> bool {
+        self.reserved.set(branch, bytes, or_less, || self.known.lock().space.free)
+    }
+
+    /// Nobody writes to a branch any more.
+    pub(crate) fn end_reservation(&self, branch: u32) {
+        self.reserved.end(branch);
     }
 
     pub(crate) fn checkpoint(&self) -> io::Result<()> {

@@ -68,7 +68,7 @@ pub struct Space {
     pub usable: u64,
     /// What they take: all that some branch or snapshot refers to.
     pub live: u64,
-    /// What has been written and is in no batch yet, and what is reserved.
+    /// What has been written and is in no batch yet.
     pub pending: u64,
     /// What can still be written, if nothing is overwritten.
     pub free: u64,
@@ -217,9 +217,14 @@ impl State {
     /// The space as it is.
     pub(crate) fn space(&self) -> Space {
         let usable = self.usable(self.keeps_old());
-        let pending = self.pending.blocks.len() as u64 * BLOCK_COST + self.reserved;
+        let pending = self.pending.blocks.len() as u64 * BLOCK_COST;
         let live = self.usage.live + self.freed_by_steps.map_or(0, |freed| freed.bytes);
         Space { usable, live, pending, free: usable.saturating_sub(live + pending) }
+    }
+
+    /// What can still be written to a branch: others may have reserved some of what is free.
+    pub(crate) fn free_for(&self, branch: u32) -> u64 {
+        self.space().free.saturating_sub(self.reserved.of_others(branch))
     }
 
     /// Whether there are snapshots, or were until all that is left of them are forwards.

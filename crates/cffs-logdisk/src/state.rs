@@ -12,6 +12,7 @@ use crate::options::LogOptions;
 use crate::patches::Patches;
 use crate::pending::Pending;
 use crate::recent::Recent;
+use crate::reserved::Reserved;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, NODE_BYTES, Node, NodeRef, Root, insert_extent, lookup_extents, remove_extents};
 use crate::usage::{Nodes, Usage};
@@ -59,8 +60,8 @@ pub(crate) struct State {
     pub(crate) patches: Patches,
     /// What is free by steps of deletions that no checkpoint has, if there are such steps: after a crash it lives until these are done again.
     pub(crate) freed_by_steps: Option<FreedBySteps>,
-    /// Bytes that somebody has reserved.
-    pub(crate) reserved: u64,
+    /// What is reserved of the free space.
+    pub(crate) reserved: Arc<Reserved>,
     /// Where the record of the last checkpoint is: place and bytes.
     pub(crate) record: Option<(Birth, u64)>,
     /// Segments that are not worth cleaning until what lives in them changes: their live bytes.

@@ -31,14 +31,14 @@ impl State {
     pub(crate) fn admit(&mut self, branch: u32, blocks: &[u64], kept: u64) -> io::Result<()> {
         let at = |block| Logical { branch, block };
         let new = blocks.iter().filter(|&&b| !self.pending.blocks.contains_key(&at(b))).count() as u64;
-        if new * BLOCK_COST > self.space().free.saturating_sub(kept) {
+        if new * BLOCK_COST > self.free_for(branch).saturating_sub(kept) {
             // Short of space: what is pending may overwrite more than it adds, and so may these blocks.
             self.seal()?;
             let cost = self.cost_of(branch, blocks)?;
-            if cost > self.space().free.saturating_sub(kept) {
-                self.give_back(cost.saturating_add(kept))?;
+            if cost > self.free_for(branch).saturating_sub(kept) {
+                self.give_back(cost.saturating_add(kept).saturating_add(self.reserved.of_others(branch)))?;
                 // What no snapshot has any more costs nothing to overwrite.
-                if self.cost_of(branch, blocks)? > self.space().free.saturating_sub(kept) {
+                if self.cost_of(branch, blocks)? > self.free_for(branch).saturating_sub(kept) {
                     return Err(full());
                 }
             }

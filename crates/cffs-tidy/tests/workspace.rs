@@ -57,7 +57,7 @@ const LOGDISK: &[&Layer] = &[
     &["checkpoint"],
     &["space"],
     &["state"],
-    &["catalog", "log", "recent", "pending", "patches"],
+    &["catalog", "log", "recent", "pending", "patches", "reserved"],
     &["usage"],
     &["record"],
     &["scan", "remains"],

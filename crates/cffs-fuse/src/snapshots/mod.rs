@@ -147,13 +147,19 @@ mod tests {
         assert!(of_live().iter().all(|(r, _)| r.cause.origin == Some(Kind::Sync)));
     }
 
-    /// A file system whose device is nearly full of one file, of so many bytes.
-    fn full_of_one_file() -> (Arc<LogDisk>, Arc<Fs>, cffs::Ino, usize) {
+    /// A file system that keeps nothing for root.
+    fn new_file_system() -> (Arc<LogDisk>, Arc<Fs>) {
         let store = Arc::new(MemoryStore::new(64 << 20, 256 << 10, true));
         let disk = Arc::new(LogDisk::format(store, 256 << 20, &LogOptions::default()).unwrap());
         let options = MkfsOptions::default().log_bytes(Some(cffs::mkfs::log_bytes_min(4096))).reserve_bp(0);
         cffs::mkfs(&*disk, None, &options).unwrap();
         let fs = Fs::open(disk.clone(), None, MountOptions::default().background(false)).unwrap();
+        (disk, fs)
+    }
+
+    /// A file system whose device is nearly full of one file, of so many bytes.
+    fn full_of_one_file() -> (Arc<LogDisk>, Arc<Fs>, cffs::Ino, usize) {
+        let (disk, fs) = new_file_system();
         let file = fs.create(Caller::ROOT, ROOT_INO, b"file", 0o600).unwrap().ino;
         let mut bytes = 0;
         // A snapshot and a little more has room.
@@ -261,5 +267,41 @@ mod tests {
         assert!(list(&disk).is_empty());
         assert_eq!(overwrite(&fs, file, bytes, 3), bytes, "and overwriting needs no space, as before");
         check_overwritten(&disk, fs, file, bytes, (bytes, 3));
+    }
+
+    /// A file system and a clone of it that are both mounted, on a device that is nearly full: what either of them accepts is stored.
+    #[test]
+    fn a_file_system_and_its_clone_promise_no_space_twice() {
+        let (disk, fs) = new_file_system();
+        create(&disk, Some(&fs), "then").unwrap();
+        clone(&disk, "then", "again").unwrap();
+        let other = Fs::open(device(&disk, "again").unwrap(), None, MountOptions::default().background(false)).unwrap();
+        let both = [&fs, &other];
+        let fresh: Vec<_> =
+            both.iter().map(|fs| fs.create(Caller::ROOT, ROOT_INO, b"fresh", 0o600).unwrap().ino).collect();
+        let mut accepted = [0; 2];
+        let mut write = |n: usize, most: usize| {
+            while accepted[n] < most {
+                match both[n].write(Caller::ROOT, fresh[n], accepted[n] as u64, &[n as u8 + 1; 16 << 10]) {
+                    Ok(bytes) => accepted[n] += bytes,
+                    Err(Error::NoSpace) => return true,
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            false
+        };
+        // One has dirty data when the other begins.
+        assert!(!write(0, 12 << 20) && fs.stats().cache.dirty_data_bytes > 4 << 20);
+        assert!(write(1, usize::MAX) && write(0, usize::MAX));
+        assert!(accepted.iter().all(|bytes| *bytes > 0), "{accepted:?}");
+        for n in 0..2 {
+            both[n].sync().unwrap_or_else(|e| panic!("{n}: what was accepted has its space: {e}, {accepted:?}"));
+            let mut data = vec![0; accepted[n]];
+            assert_eq!(both[n].read(fresh[n], 0, &mut data).unwrap(), accepted[n]);
+            assert!(data.iter().all(|b| *b == n as u8 + 1));
+        }
+        other.close().unwrap();
+        fs.close().unwrap();
+        assert_eq!(disk.check(true).unwrap(), Vec::<String>::new());
     }
 }

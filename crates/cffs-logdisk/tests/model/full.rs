@@ -1,13 +1,13 @@
 //! Full disks.
 
 use crate::crash_device::CrashDevice;
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, IoKind, WriteRequest};
 use cffs_logdisk::{
     BLOCK_BYTES, CleanPolicy, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, MemoryStore,
     SegmentStore,
 };
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -207,16 +207,35 @@ fn thousands_of_snapshots_cost_little_and_all_go() {
 }
 
 #[test]
-fn reserved_space_is_there() {
+fn what_is_reserved_for_a_branch_nobody_else_gets() {
     let disk = LogDisk::format(image(64), 1 << 30, &options()).unwrap();
-    let free = disk.space().free;
-    assert_eq!(disk.reserve(free + 1).unwrap_err().kind(), io::ErrorKind::StorageFull);
-    disk.reserve(free / 2).unwrap();
+    let other = disk.branch(disk.new_branch("other").unwrap()).unwrap();
+    let free = |device: &dyn Device| device.space().unwrap().free;
+    let all = free(&disk);
+    assert!(!other.reserve(all + 1, false) && free(&disk) == all);
+    assert!(other.reserve(all / 2, false) && free(&disk) == all - all / 2 && free(&other) == all);
     let n = fill(&disk, 0, |i| i).len() as u64;
-    assert!(n * BLOCK <= free / 2);
-    disk.release(free / 2);
+    assert!(n * BLOCK <= all / 2);
+    assert!(!disk.reserve(1 << 20, false), "it was told that there is none");
+    // Atomic writes are not given it either.
+    for number in 1 << 17.. {
+        let bufs = vec![IoSlice::new(&[4; BLOCK_BYTES])];
+        let request = WriteRequest { kind: IoKind::Meta, offset: number * BLOCK, bufs };
+        if let Err(e) = disk.write_atomic(&[request]) {
+            assert_eq!(e.kind(), io::ErrorKind::StorageFull);
+            break;
+        }
+    }
+    let kept = free(&other);
+    assert!(kept >= all / 2 - all / 32, "{kept} of {all}");
+    let data = vec![3; 64 << 10];
+    for piece in 0..all / 3 / data.len() as u64 {
+        other.write_at(IoKind::Data, piece * data.len() as u64, &data).unwrap();
+    }
+    drop(other);
     let more = fill(&disk, 0, |i| n + i).len() as u64;
-    assert!(more * BLOCK > free / 3);
+    assert!(more > 0, "with the device its reservation has ended");
+    assert_sound(&disk);
 }
 
 #[test]

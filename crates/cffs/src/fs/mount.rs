@@ -74,6 +74,7 @@ impl CommitHook for Hook {
             freed.iter().for_each(|run| self.discard(&**dev, *run, *shift));
         }
         self.space.on_commit(freed);
+        self.space.renew_reservation();
     }
     fn records(&self, put: &mut dyn FnMut(&BufRef, usize, &[u8])) {
         if let Some(quota) = &self.quota {
@@ -341,6 +342,9 @@ impl Fs {
             trace_obfuscator: RwLock::default(),
             unused_is_stored,
         });
+        if !read_only {
+            fs.space.renew_reservation();
+        }
         fs.finish_mount(&replayed.damaged, counters.orphan_head)?;
         Ok(fs)
     }
@@ -449,6 +453,9 @@ impl Fs {
         }
         let mut failed = self.close_outcome.lock();
         let outcome = self.close_now();
+        if !self.opts.read_only {
+            self.space.end_reservation();
+        }
         *failed = outcome.as_ref().err().map(Error::duplicate);
         outcome
     }

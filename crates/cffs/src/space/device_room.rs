@@ -123,11 +123,29 @@ impl DeviceRoom {
         s.free.saturating_sub(self.promised(s, reserved).saturating_add(kept))
     }
 
-    /// Whether so many fragments and blocks can be stored besides what is reserved and dirty already.
+    /// Whether so many fragments and blocks can be stored besides what is reserved and dirty already. If so, the device has reserved them.
     pub(super) fn affords(&self, frags: u64, blocks: u64, reserved: Reserved, asker: Asker) -> bool {
         let s = self.space();
         let asked = self.cost_of_frags(&s, frags).saturating_add(self.cost_of_blocks(&s, blocks));
-        asked <= self.left(&s, reserved, asker)
+        let is_left = asked <= self.left(&s, reserved, asker);
+        // The margin is reserved already.
+        is_left && (asker == Asker::FileSystem || self.reserve(&s, reserved, asked, false))
+    }
+
+    /// Has the device reserve what is promised, and so many bytes more: there may be other file systems on its store. Whether it has.
+    fn reserve(&self, s: &DeviceSpace, reserved: Reserved, more: u64, or_less: bool) -> bool {
+        let bytes = self.promised(s, reserved).saturating_add(2 * self.margin).saturating_add(more);
+        self.cache.device().reserve(bytes, or_less)
+    }
+
+    /// The device learns what is promised now, after something was written.
+    pub(super) fn renew(&self, reserved: Reserved) {
+        self.reserve(&self.space(), reserved, 0, true);
+    }
+
+    /// Nothing is promised any more.
+    pub(super) fn end(&self) {
+        self.cache.device().reserve(0, true);
     }
 
     /// Blocks that can be stored beyond those that are reserved.

@@ -29,6 +29,24 @@ impl Space {
         Some([total, free, kept].map(|bytes| bytes >> self.g.frag_shift))
     }
 
+    /// The device learns how much of its space is promised, as it is after something was written.
+    pub(crate) fn renew_reservation(&self) {
+        if !self.thin {
+            return;
+        }
+        let accounting = self.accounting.lock();
+        if let Some(room) = &accounting.device {
+            room.renew(accounting.reserved());
+        }
+    }
+
+    /// Everything is written, and nothing will be: the device need not keep anything for this file system.
+    pub(crate) fn end_reservation(&self) {
+        if let Some(room) = &self.accounting.lock().device {
+            room.end();
+        }
+    }
+
     /// Whether the device keeps what is overwritten, as one with snapshots does.
     pub(crate) fn keeps_old(&self) -> bool {
         self.thin && self.accounting.lock().device.as_ref().is_some_and(|room| room.space().keeps_old)
