@@ -20,8 +20,30 @@ pub trait SpacePool: Send + Sync {
     fn release_frags(&self, n: u64);
     /// Reserves whole blocks.
     fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()>;
+    /// Reserves whole blocks of those that are kept for writing what was preallocated.
+    fn reserve_kept_blocks(&self, n: u64) -> Result<()> {
+        self.reserve_blocks(n, true)
+    }
     /// Ends a reservation of blocks that were not allocated.
     fn release_blocks(&self, n: u64);
+}
+
+/// Which blocks a write may have for its metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlocksFrom {
+    /// Those for every program.
+    Free,
+    /// The file system's reserve too.
+    Reserve,
+    /// Also those that are kept for writing what was preallocated.
+    Kept,
+}
+
+impl BlocksFrom {
+    /// For a caller with privileges, or without.
+    pub fn of(privileged: bool) -> BlocksFrom {
+        if privileged { BlocksFrom::Reserve } else { BlocksFrom::Free }
+    }
 }
 
 /// Quotas of the owner, group and project that space is reserved for.
@@ -129,21 +151,30 @@ impl Reservation {
     /// # Errors
     /// [`crate::Error::NoSpace`]; nothing more is held then.
     pub fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()> {
+        self.add_blocks(n, |space| space.reserve_blocks(n, privileged))
+    }
+
+    fn add_blocks(&self, n: u64, reserve: impl FnOnce(&dyn SpacePool) -> Result<()>) -> Result<()> {
         if let (Some(space), true) = (&self.0.space, n > 0) {
-            space.reserve_blocks(n, privileged)?;
+            reserve(&**space)?;
             self.0.held.lock().blocks += n;
         }
         Ok(())
     }
 
-    /// Reserves or releases blocks until `n` are held.
+    /// Reserves or releases blocks until `n` are held, for what writing takes beside the data.
     ///
     /// # Errors
     /// [`crate::Error::NoSpace`]; as many are held as before then.
-    pub fn set_blocks(&self, n: u64, privileged: bool) -> Result<()> {
+    pub fn set_blocks(&self, n: u64, from: BlocksFrom) -> Result<()> {
         let have = self.blocks();
         if n >= have {
-            return self.reserve_blocks(n - have, privileged);
+            let more = n - have;
+            return self.add_blocks(more, |space| match from {
+                BlocksFrom::Free => space.reserve_blocks(more, false),
+                BlocksFrom::Reserve => space.reserve_blocks(more, true),
+                BlocksFrom::Kept => space.reserve_kept_blocks(more),
+            });
         }
         self.0.held.lock().blocks = n;
         self.0.release(0, have - n, 0, 0);
@@ -373,10 +404,10 @@ mod tests {
         r.reserve(15, false).unwrap();
         assert!(matches!(r.reserve(6, false), Err(Error::Quota)));
         assert!(matches!(r.reserve(101, false), Err(Error::NoSpace)));
-        assert!(matches!(r.set_blocks(101, false), Err(Error::NoSpace)));
+        assert!(matches!(r.set_blocks(101, BlocksFrom::Free), Err(Error::NoSpace)));
         assert_eq!((space.reserved(), quota.reserved(), r.uncharged()), ((15, 0), (15, 0), 15));
-        r.set_blocks(7, false).unwrap();
-        r.set_blocks(2, false).unwrap();
+        r.set_blocks(7, BlocksFrom::Free).unwrap();
+        r.set_blocks(2, BlocksFrom::Free).unwrap();
         r.release(15);
         assert_eq!((space.reserved(), quota.reserved(), r.blocks()), ((0, 2), (0, 0), 2));
     }

@@ -5,6 +5,7 @@ mod crash;
 mod faults;
 mod log_apart;
 mod log_layout;
+mod log_preallocated;
 mod mirror_damage;
 mod model;
 mod modes;

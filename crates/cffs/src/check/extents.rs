@@ -112,6 +112,7 @@ impl MapWalk {
         }
         self.frags += e.len;
         ck.findings.counts.extents += 1;
+        ck.inventory.unwritten += e.unwritten_units(ck.g.frag_shift);
         let fresh = ck.ownership.claim(e.start, e.len, self.ino);
         Some((e, fresh))
     }

@@ -13,6 +13,8 @@ pub(super) struct Inventory {
     pub(super) external_dirs: HashMap<Ino, Inode>,
     /// Fragments of attribute blocks of inodes whose space was not counted yet, and whether the count is complete.
     pub(super) xattr_chains: HashMap<Ino, (u64, bool)>,
+    /// Units of what was never written ([`crate::format::Extent::unwritten_units`]).
+    pub(super) unwritten: u64,
     /// The number of inodes by the counters.
     pub(super) expected: u64,
     /// In the order of [`crate::format::QuotaKind::ALL`].

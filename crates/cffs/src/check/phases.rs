@@ -241,6 +241,12 @@ impl Checker<'_> {
             let what = format_args!("say {} of {count} groups are initialized", c.ags);
             self.problem(Class::CounterGroups, counter, what);
         }
+        // What seems to be missing may be in what is damaged.
+        let unwritten = if self.sb.counts_unwritten() { self.inventory.unwritten } else { 0 };
+        if c.unwritten != unwritten && self.findings.problems.total == 0 {
+            let what = format_args!("say {} units were never written, but {unwritten} are", c.unwritten);
+            self.problem(Class::CounterUnwritten, counter, what);
+        }
         let free = self.check_space_maps(c.ags.clamp(1, self.g.ag_count));
         if let Some(free) = free.filter(|free| *free != c.free_frags) {
             let what = format_args!("say {} fragments are free, the bitmaps {free}", c.free_frags);

@@ -47,6 +47,8 @@ classes! {
     CountersBlock = "counters-block" derived,
     /// The number of free fragments is wrong.
     CounterFree = "counter-free" derived,
+    /// It is wrong how much space was never written.
+    CounterUnwritten = "counter-unwritten" derived,
     /// The number of inodes is wrong.
     CounterInodes = "counter-inodes" derived,
     /// The number of initialized allocation groups is impossible.

@@ -40,9 +40,11 @@ pub fn insert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Res
         InodeFormat::Inline(_) => return inline_contents(inode),
         InodeFormat::Extents(list) => {
             let (new, _) = list::insert(list, e).ok_or_else(taken)?;
+            let unwritten = space.unwritten_change(list, &new);
             let mut edit = Edit { txn, space, inode };
             let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
             edit.set_list(new, &mut pool)?;
+            space.note_unwritten(unwritten);
         }
         InodeFormat::Tree { .. } => {
             let path = descend(txn.cache(), inode, e.logical)?;
@@ -69,6 +71,7 @@ pub fn insert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Res
                 edit.lower_keys(&path, e.logical)?;
             }
             edit.set_leaf(&path, &new, at_end && hi >= LOGICAL_END, &mut pool)?;
+            space.note_unwritten(space.unwritten_change(&old, &new));
         }
     }
     inode.frags = inode.frags.saturating_add(e.len);
@@ -100,9 +103,11 @@ pub fn remove(
         }
         let (new, runs, more) = list::remove(list, &range, limit);
         let goal = list.first().map_or(0, |e| g.block_of_frag(e.start));
+        let unwritten = space.unwritten_change(list, &new);
         let mut edit = Edit { txn, space, inode };
         let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
         edit.set_list(new, &mut pool)?;
+        space.note_unwritten(unwritten);
         release_runs(inode, freed, runs);
         return Ok(more);
     }
@@ -122,6 +127,7 @@ pub fn remove(
             edit.prepare_removal(&path)?;
             let mut pool = Pool::new(txn, space, goal, edit.nodes_needed(&path, new.len())?)?;
             edit.set_leaf(&path, &new, false, &mut pool)?;
+            space.note_unwritten(space.unwritten_change(&old, &new));
             limit -= runs.len();
             release_runs(inode, freed, runs);
             touched = true;
@@ -209,9 +215,11 @@ fn rewrite(
         InodeFormat::Extents(old) => {
             if let Some(new) = change(old) {
                 let goal = goal(old);
+                let unwritten = space.unwritten_change(old, &new);
                 let mut edit = Edit { txn, space, inode };
                 let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
                 edit.set_list(new, &mut pool)?;
+                space.note_unwritten(unwritten);
             }
             Ok(LOGICAL_END)
         }
@@ -222,6 +230,7 @@ fn rewrite(
                 let mut edit = Edit { txn, space, inode };
                 let mut pool = Pool::new(txn, space, goal(&old), edit.nodes_needed(&path, new.len())?)?;
                 edit.set_leaf(&path, &new, false, &mut pool)?;
+                space.note_unwritten(space.unwritten_change(&old, &new));
             }
             Ok(path.leaf().hi)
         }

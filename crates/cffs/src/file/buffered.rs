@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::{FILE_SIZE_MAX, InodeFormat};
 use crate::node::{NodeState, PAGE_OVERHEAD, Page};
+use crate::reservation::BlocksFrom;
+use crate::space::Over;
 use cffs_buf::AlignedBuf;
 use std::ops::Range;
 use std::sync::Arc;
@@ -75,19 +77,27 @@ pub(super) fn dirty_page(
     let (had, had_splits) = existed.map_or((0, 0), |(_, r, s)| (r, s));
     let mut need = needs(cx, st, frags.clone())?;
     // What is dirty already was accounted for.
-    let there = if old.is_empty() { (frags.end - frags.start).saturating_sub(need.places) } else { 0 };
-    let _overwriting = cx.space.check_overwrite(there, need.splits > 0, privileged)?;
+    let over = match old.is_empty() {
+        true => Over {
+            written: (frags.end - frags.start).saturating_sub(need.places + need.unwritten + need.ends),
+            kept: need.unwritten,
+            ends: need.ends,
+        },
+        false => Over::default(),
+    };
+    let _overwriting = cx.space.check_overwrite(over, privileged)?;
     if need.splits > 0 && continues(cx, st, index, frags.start)? {
         need.splits -= 2;
     }
-    // A write to preallocated space must succeed, so it may use the reserve for the extent tree.
+    // A write to preallocated space must succeed, so it may use the reserve for the extent tree, and what is kept for that.
     let privileged = privileged || need.places == 0;
+    let nodes = if need.places == 0 && need.splits > 0 { BlocksFrom::Kept } else { BlocksFrom::of(privileged) };
     let more = need.places.saturating_sub(had);
     let more_splits = need.splits.saturating_sub(had_splits);
     st.data.reservation(cx.space).reserve(more, privileged)?;
     // Reserve before the page changes, because a write that finds no space must leave the file as it was.
     let all = st.data.pages_reserved + st.data.pages_splits + more + more_splits;
-    if let Err(e) = reserve_tree_for(cx, st, all, 1, privileged) {
+    if let Err(e) = reserve_tree_for(cx, st, all, 1, nodes) {
         // With the last fragments of a device, only what this page really needs counts.
         let alone = st.data.in_flight == 0 && st.data.pages.keys().all(|i| *i == index);
         st.data.must_flush = alone && matches!(e, Error::NoSpace) && extent::has_room(cx.cache, &st.inode, frags, all)?;

@@ -9,6 +9,8 @@ use super::reserve::{needs, reserve_tree_for};
 use crate::error::{Error, Result};
 use crate::format::InodeFormat;
 use crate::node::{NodeState, PAGE_OVERHEAD, Page};
+use crate::reservation::BlocksFrom;
+use crate::space::Over;
 use cffs_buf::AlignedBuf;
 use std::sync::Arc;
 
@@ -42,15 +44,13 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
     // As for one page: a write to preallocated space may use the reserve for the extent tree.
     let privileged = privileged || need.places == 0;
     let all = st.data.pages_reserved + st.data.pages_splits + need.places;
-    let _overwriting = match cx.space.check_overwrite(n * fpb - need.places, false, privileged) {
+    let _overwriting = match cx.space.check_overwrite(Over::written(n * fpb - need.places), privileged) {
         Err(Error::NoSpace) => return Ok(0),
         outcome => outcome?,
     };
-    let reserved = st
-        .data
-        .reservation(cx.space)
-        .reserve(need.places, privileged)
-        .and_then(|()| reserve_tree_for(cx, st, all, n, privileged).inspect_err(|_| st.data.release(need.places)));
+    let reserved = st.data.reservation(cx.space).reserve(need.places, privileged).and_then(|()| {
+        reserve_tree_for(cx, st, all, n, BlocksFrom::of(privileged)).inspect_err(|_| st.data.release(need.places))
+    });
     match reserved {
         Ok(()) => {}
         // There is no space for so many blocks at once. Page by page there may be space for some.

@@ -24,6 +24,8 @@ use crate::extent::{self, MAPPED_PER_TXN, Mapping};
 use crate::format::Run;
 use crate::format::{Extent, InodeFormat};
 use crate::node::{Node, NodeState};
+use crate::reservation::BlocksFrom;
+use crate::space::Over;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -107,7 +109,7 @@ fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, privileged: boo
     // What others were promised is not for this. If there is not twice as much, it goes through pages.
     let there = frags.end - frags.start;
     let _claim = cx.space.claim(there);
-    if cx.space.check_overwrite(there, false, privileged).is_err() {
+    if cx.space.check_overwrite(Over::written(there), privileged).is_err() {
         return Some(false);
     }
     node.data_version.fetch_add(1, Ordering::Relaxed);
@@ -151,7 +153,7 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
     let claim = cx.space.claim(frags);
     let reservation = st.data.new_reservation(cx.space, privileged);
     if reservation.reserve(frags, privileged).is_err()
-        || reserve_tree_for(cx, st, frags, frags / g.frags_per_block(), privileged).is_err()
+        || reserve_tree_for(cx, st, frags, frags / g.frags_per_block(), BlocksFrom::of(privileged)).is_err()
     {
         return Prepared::No;
     }

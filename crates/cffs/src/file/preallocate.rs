@@ -62,7 +62,9 @@ pub fn reserve_for_cut(cx: &FileCtx<'_>, node: &Node) -> Result<Reservation> {
 pub fn reserve_for_range(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Reservation> {
     let st = node.state.read();
     let reservation = reserve_nodes(cx, &st, 2, 4)?;
-    reservation.reserve(needs(cx, &st, frags)?.places, privileged)?;
+    let places = needs(cx, &st, frags)?.places;
+    cx.space.check_unwritten(places, privileged)?;
+    reservation.reserve(places, privileged)?;
     Ok(reservation)
 }
 
@@ -80,8 +82,11 @@ pub fn allocate(cx: &FileCtx<'_>, node: &Arc<Node>, frags: Range<u64>, reservati
     let mut at = frags.start;
     while at < frags.end {
         let (extents, next) = with_space(cx, Reclaim::Commit, || find_places(cx, node, at..frags.end))?;
+        let len = extents.iter().map(|e| e.len).sum();
+        // What has its places has no reservation any more, and does not count as unwritten before it is mapped.
+        let _claim = cx.space.claim(len);
         let mut unit = Unit::new(node.clone(), Origin::Preallocated, node.state.read().disk_size);
-        unit.reservation = Some(reservation.split(extents.iter().map(|e| e.len).sum()));
+        unit.reservation = Some(reservation.split(len));
         extents.into_iter().for_each(|e| unit.add_allocated(e));
         with_space(cx, Reclaim::Commit, || {
             let n = unit.extents.len() as u64;

@@ -3,14 +3,15 @@
 use super::{FileCtx, deferred};
 use crate::error::Result;
 use crate::extent::{self, Mapping};
-use crate::format::InodeFormat;
+use crate::format::{Extent, InodeFormat};
 use crate::node::NodeState;
+use crate::reservation::BlocksFrom;
 use std::ops::Range;
 
 /// Adjusts the reservation for the extent tree to the worst case of the dirty pages.
 pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
     let frags = st.data.pages_reserved + st.data.pages_splits;
-    reserve_tree_for(cx, st, frags, 1, privileged)
+    reserve_tree_for(cx, st, frags, 1, BlocksFrom::of(privileged))
 }
 
 /// The same for `frags` new extents at most, with `more` pages in one run to come.
@@ -19,13 +20,13 @@ pub(super) fn reserve_tree_for(
     st: &mut NodeState,
     frags: u64,
     more: u64,
-    privileged: bool,
+    from: BlocksFrom,
 ) -> Result<()> {
     let g = cx.cache.geometry();
     // Extents in flight or deferred change the tree before these pages do, so they are included.
     let earlier = st.data.in_flight + st.data.deferred.extents().len() as u64;
     let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + earlier);
-    st.data.reservation(cx.space).set_blocks(need, privileged)
+    st.data.reservation(cx.space).set_blocks(need, from)
 }
 
 /// What it takes to write a range of a file.
@@ -33,6 +34,10 @@ pub(super) fn reserve_tree_for(
 pub(super) struct Needs {
     /// Fragments without an extent.
     pub(super) places: u64,
+    /// Fragments that were never written, in whole units of a thin device, for which it keeps room.
+    pub(super) unwritten: u64,
+    /// Other fragments that were never written, in units that have nothing yet, as far as that is known.
+    pub(super) ends: u64,
     /// Most extents added by unwritten extents that become written in part.
     pub(super) splits: u64,
 }
@@ -48,7 +53,10 @@ pub(super) fn needs(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Resu
             while at < frags.end {
                 match extent::lookup(cx.cache, &st.inode, at)? {
                     Mapping::Data(e) => {
-                        n.splits += if e.unwritten { 2 } else { 0 };
+                        if e.unwritten {
+                            n.splits += 2;
+                            add_unwritten(cx, st, &e, at..e.end().min(frags.end), &mut n)?;
+                        }
                         at = e.end();
                     }
                     Mapping::Hole { until } => {
@@ -60,6 +68,36 @@ pub(super) fn needs(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Resu
         }
     }
     Ok(n)
+}
+
+/// Adds what writing a part of an unwritten extent takes.
+fn add_unwritten(cx: &FileCtx<'_>, st: &NodeState, e: &Extent, frags: Range<u64>, needs: &mut Needs) -> Result<()> {
+    if !cx.space.is_thin() {
+        return Ok(());
+    }
+    let whole = e.whole_units(cx.cache.geometry().frag_shift);
+    let logical = |frag: u64| (frag.max(e.start) - e.start + e.logical).min(e.end());
+    let inside = |range: Range<u64>| range.end.min(frags.end).saturating_sub(range.start.max(frags.start));
+    let (first, last) = (e.logical..logical(whole.start), logical(whole.end.max(whole.start))..e.end());
+    needs.unwritten += inside(first.end..last.start);
+    // What shares a unit with written data of the file is stored with it.
+    let is_written = |at: Option<u64>, place: Option<u64>| -> Result<bool> {
+        let (Some(at), Some(place)) = (at, place) else { return Ok(false) };
+        Ok(match extent::lookup(cx.cache, &st.inode, at)? {
+            Mapping::Data(x) => !x.unwritten && x.start + (at - x.logical) == place,
+            Mapping::Hole { .. } => false,
+        })
+    };
+    let (ahead, behind) = (inside(first.clone()), inside(last.clone()));
+    let mut stored_ahead = ahead == 0 || is_written(e.logical.checked_sub(1), e.start.checked_sub(1))?;
+    let mut stored_behind = behind == 0 || is_written(Some(e.end()), Some(e.start + e.len))?;
+    if whole.start > e.start + e.len {
+        // All of it is in one unit.
+        let either = stored_ahead || is_written(Some(e.end()), Some(e.start + e.len))?;
+        (stored_ahead, stored_behind) = (either, either);
+    }
+    needs.ends += if stored_ahead { 0 } else { ahead } + if stored_behind { 0 } else { behind };
+    Ok(())
 }
 
 /// The device address that continues the extent before a fragment; `None` if there is a hole before it.

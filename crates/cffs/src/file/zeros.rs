@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::{Extent, Geometry, InodeFormat, Run};
 use crate::node::{Node, NodeState};
+use crate::space::Over;
 use cffs_buf::AlignedBuf;
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,8 +86,10 @@ fn prepare<'a>(
     }
     let Some(e) = next_unwritten(cx, st, frags, from)? else { return Ok(None) };
     // They take space of a thin device like data, and what there is may be promised to others.
-    let claim = cx.space.claim(e.len);
-    cx.space.check_overwrite(e.len, true, false)?;
+    let claim = cx.space.claim_unwritten(e.len);
+    let whole = e.whole_units(cx.cache.geometry().frag_shift);
+    let kept = whole.end - whole.start;
+    cx.space.check_overwrite(Over { written: 0, kept, ends: e.len - kept }, false)?;
     let mut unit = Unit::new(node.clone(), Origin::Zeros, st.inode.size);
     unit.claim = Some(claim);
     let shift = cx.cache.geometry().frag_shift;

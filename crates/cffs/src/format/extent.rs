@@ -16,6 +16,8 @@ pub const EXTENT_SIZE: usize = 16;
 pub const EXTENT_LEN_MAX: u64 = (1 << 19) - 1;
 /// First logical fragment that no file can have.
 pub const LOGICAL_END: u64 = 1 << 54;
+/// Bytes of the units in which [`Extent::unwritten_units`] counts.
+pub const UNWRITTEN_UNIT: u64 = 4096;
 /// Greatest height of an extent tree (a root in the inode with leaves below it has height 1).
 pub const TREE_HEIGHT_MAX: u8 = 8;
 
@@ -35,6 +37,19 @@ pub struct Extent {
 const MASK54: u64 = (1 << 54) - 1;
 
 impl Extent {
+    /// The whole units of [`UNWRITTEN_UNIT`] bytes of the device that the extent has, as fragments. `frag_shift` is the log2 of the fragment size.
+    pub fn whole_units(&self, frag_shift: u32) -> Range<FragAddr> {
+        let unit = (UNWRITTEN_UNIT >> frag_shift).max(1);
+        let start = self.start.next_multiple_of(unit);
+        start..((self.start + self.len) / unit * unit).max(start)
+    }
+
+    /// How much of the extent was never written, in units of [`UNWRITTEN_UNIT`] bytes: all of its whole ones, or none.
+    pub fn unwritten_units(&self, frag_shift: u32) -> u64 {
+        let whole = self.whole_units(frag_shift);
+        if self.unwritten { ((whole.end - whole.start) << frag_shift) / UNWRITTEN_UNIT } else { 0 }
+    }
+
     /// First logical fragment after the extent.
     #[inline]
     pub fn end(&self) -> u64 {

@@ -25,6 +25,9 @@ pub const RO_COMPAT_PROJECT_QUOTA: u64 = 1 << 2;
 /// Read-only compatible feature: there are, or were, access control lists. Who writes must keep them in step with the
 /// permission bits, and who mounts must have the kernel enforce them.
 pub const RO_COMPAT_ACL: u64 = 1 << 3;
+/// Read-only compatible feature: the counters say how much space is allocated and was never written. Who writes must count it, because a
+/// device that stores only what is written keeps room for it.
+pub const RO_COMPAT_UNWRITTEN: u64 = 1 << 4;
 
 pub(super) const INCOMPAT_NAMES: [(u64, &str); 4] = [
     (INCOMPAT_NO_EMBED, "no-embed"),
@@ -37,9 +40,10 @@ pub(super) const COMPAT_NAMES: [(u64, &str); 3] = [
     (COMPAT_DIRS_WITH_DATA, "dirs-with-data"),
     (COMPAT_IMMUTABLE_FILES, "immutable-files"),
 ];
-pub(super) const RO_COMPAT_NAMES: [(u64, &str); 4] = [
+pub(super) const RO_COMPAT_NAMES: [(u64, &str); 5] = [
     (RO_COMPAT_USER_QUOTA, "user-quota"),
     (RO_COMPAT_GROUP_QUOTA, "group-quota"),
     (RO_COMPAT_PROJECT_QUOTA, "project-quota"),
     (RO_COMPAT_ACL, "acl"),
+    (RO_COMPAT_UNWRITTEN, "unwritten"),
 ];

@@ -221,6 +221,11 @@ impl Superblock {
         unknown(self.ro_compat, &RO_COMPAT_NAMES)
     }
 
+    /// Whether the counters say how much space was never written ([`super::system::Counters::unwritten`]).
+    pub fn counts_unwritten(&self) -> bool {
+        self.ro_compat & RO_COMPAT_UNWRITTEN != 0
+    }
+
     /// Names of all features set.
     pub fn feature_names(&self) -> Vec<&'static str> {
         let named = |bits: u64, names: &'static [(u64, &'static str)]| {

@@ -13,8 +13,10 @@ pub const ORPHAN_HEAD: usize = META_HEADER_SIZE + 24;
 /// Offset of the size of the file system in blocks (`u64`), as the other counters and the bitmaps have it. Differs from
 /// the superblock's while the file system grows; 0 means the superblock's.
 pub const COUNT_BLOCKS: usize = META_HEADER_SIZE + 32;
+/// Offset of how much space was never written (`u64`), in [`Extent::unwritten_units`](super::Extent::unwritten_units); 0 where that is not counted.
+pub const COUNT_UNWRITTEN: usize = META_HEADER_SIZE + 40;
 /// Bytes of all counters, from [`COUNT_FREE_FRAGS`] on.
-pub const COUNTERS_LEN: usize = 40;
+pub const COUNTERS_LEN: usize = 48;
 
 /// The counters, decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub struct Counters {
     pub orphan_head: u64,
     /// Size of the file system in blocks that the free space is counted for; 0: the superblock's.
     pub blocks: u64,
+    /// Whole units of 4096 bytes of the device in extents that are allocated and were never written. 0 where that is not counted.
+    pub unwritten: u64,
 }
 
 impl Counters {
@@ -40,12 +44,13 @@ impl Counters {
             ags: get_u64(block, COUNT_AGS),
             orphan_head: get_u64(block, ORPHAN_HEAD),
             blocks: get_u64(block, COUNT_BLOCKS),
+            unwritten: get_u64(block, COUNT_UNWRITTEN),
         }
     }
     /// The bytes that stand from [`COUNT_FREE_FRAGS`] on.
     pub fn encode(&self) -> [u8; COUNTERS_LEN] {
         let mut b = [0; COUNTERS_LEN];
-        let words = [self.free_frags, self.inodes, self.ags, self.orphan_head, self.blocks];
+        let words = [self.free_frags, self.inodes, self.ags, self.orphan_head, self.blocks, self.unwritten];
         for (i, v) in words.into_iter().enumerate() {
             b[i * 8..i * 8 + 8].copy_from_slice(&v.to_le_bytes());
         }

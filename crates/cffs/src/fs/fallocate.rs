@@ -165,7 +165,7 @@ impl Fs {
         self.flush_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
-        let frags = self.frag_range(&bytes);
+        let frags = self.space.with_whole_units(self.frag_range(&bytes));
         let reservation = preallocate::reserve_for_range(&cx, node, frags.clone(), c.privileged())?;
         preallocate::allocate(&cx, node, frags, &reservation)?;
         drop(reservation);
@@ -222,6 +222,11 @@ impl Fs {
     }
 
     fn zero_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
+        if self.space.is_thin() {
+            // What is there would be stored on, and have room kept for it besides.
+            self.punch(c, node, bytes.clone())?;
+            return self.allocate(c, node, bytes, keep_size);
+        }
         let cx = self.file_cx();
         let frags = self.frag_range(&bytes);
         // Reservations that can fail come first.

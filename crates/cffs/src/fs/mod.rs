@@ -251,6 +251,7 @@ impl Fs {
 
     /// Numbers of statvfs(3).
     pub fn statfs(&self) -> StatFs {
+        self.count_freed();
         let (free, reserved) = self.space.free_and_reserved();
         let places = free.saturating_sub(reserved);
         let thin = self.space.thin_frags();
@@ -270,6 +271,17 @@ impl Fs {
             available: free.min(total).saturating_sub(kept),
             inodes: inodes + possible,
             inodes_free: possible,
+        }
+    }
+
+    /// A thin device has what was freed when that is committed. Who asks for the space after deleting much has not long to wait for that; who asks after each
+    /// small file waits no more often than it makes a difference.
+    fn count_freed(&self) {
+        let Some([total, _, _]) = self.space.thin_frags().filter(|_| !self.is_read_only()) else { return };
+        if self.space.pending_frees() > total / 4096
+            && let Err(e) = self.journal.commit()
+        {
+            tracing::debug!("what was freed does not count yet: {e}");
         }
     }
 

@@ -277,7 +277,9 @@ impl Fs {
         let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), tracer, &sb, &opts)?;
 
         let longest_runs = std::mem::replace(&mut sb.longest_runs, LongestRuns::UNKNOWN);
-        let space = Arc::new(Space::load(cache.clone(), counters, longest_runs, sb.reserve_bp)?);
+        let mut space = Space::load(cache.clone(), counters, longest_runs, sb.reserve_bp)?;
+        space.count_unwritten(sb.counts_unwritten());
+        let space = Arc::new(space);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn.clone(), &sb, replayed.header, opts.metadata));
         let shift = u32::from(sb.frag_shift);
         // What a commit frees can be discarded before it is durable only where the device keeps the order.

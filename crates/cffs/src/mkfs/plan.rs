@@ -10,7 +10,7 @@ use crate::format::geometry::{
 };
 use crate::format::superblock::{
     COMPAT_DIRS_WITH_DATA, COMPAT_NO_GROUP, FORMAT_VERSION, INCOMPAT_DATA_SUMS, INCOMPAT_EXTERNAL_LOG,
-    INCOMPAT_NO_EMBED, LABEL_MAX, MOUNT_OPTIONS_MAX, State,
+    INCOMPAT_NO_EMBED, LABEL_MAX, MOUNT_OPTIONS_MAX, RO_COMPAT_UNWRITTEN, State,
 };
 use crate::format::{Geometry, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, sums};
 use cffs_device::Device;
@@ -67,7 +67,8 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
         uuid: o.uuid.map_or_else(random_uuid, Ok)?,
         label: [0; LABEL_MAX],
         compat: 0,
-        ro_compat: o.quota.iter().fold(0, |bits, kind| bits | kind.feature()),
+        ro_compat: o.quota.iter().fold(0, |bits, kind| bits | kind.feature())
+            | if dev.space().is_some() { RO_COMPAT_UNWRITTEN } else { 0 },
         incompat: 0,
         block_shift: block_shift as u8,
         frag_shift: frag_shift as u8,

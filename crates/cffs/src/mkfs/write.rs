@@ -119,7 +119,7 @@ pub fn mkfs(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
 
     start(&mut block, BlockKind::Counters, writer.next, 0);
     let free_frags = free_at_first(&g, used);
-    let counters = Counters { free_frags, inodes: 1, ags: 1, orphan_head: 0, blocks: g.total_blocks };
+    let counters = Counters { free_frags, inodes: 1, ags: 1, blocks: g.total_blocks, ..Counters::default() };
     block[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + COUNTERS_LEN].copy_from_slice(&counters.encode());
     seal(&mut block, 0);
     writer.push(&block)?;

@@ -89,7 +89,8 @@ impl Accounting {
 
     /// What is reserved.
     pub(super) fn reserved(&self) -> Reserved {
-        Reserved { frags: self.reserved_frags, blocks: self.reserved_blocks }
+        let unwritten = self.counters.unwritten;
+        Reserved { frags: self.reserved_frags, blocks: self.reserved_blocks, unwritten }
     }
 
     /// Whether the device can store so many fragments or blocks more.
@@ -99,7 +100,7 @@ impl Accounting {
     }
 
     pub fn reserve(&mut self, n: u64, privileged: bool) -> Result<()> {
-        if !self.affords(n, privileged) || !self.device_affords(n, 0, asker(privileged)) {
+        if !self.affords(n, privileged) || !self.device_affords(n, 0, Asker::of(privileged)) {
             return Err(Error::NoSpace);
         }
         self.reserved_frags += n;
@@ -123,8 +124,9 @@ impl Accounting {
     }
 
     /// Reserves `n` blocks if enough free blocks are known. Returns how many are missing; 0 if they were reserved.
-    pub fn reserve_blocks(&mut self, n: u64, privileged: bool) -> Result<u64> {
-        if !self.affords(n.saturating_mul(self.fpb), privileged) || !self.device_affords(0, n, asker(privileged)) {
+    pub fn reserve_blocks(&mut self, n: u64, asker: Asker) -> Result<u64> {
+        let privileged = asker != Asker::Program;
+        if !self.affords(n.saturating_mul(self.fpb), privileged) || !self.device_affords(0, n, asker) {
             return Err(Error::NoSpace);
         }
         let missing = (self.reserved_blocks + n).saturating_sub(self.free_blocks);
@@ -225,11 +227,7 @@ impl Accounting {
     }
 }
 
-fn asker(privileged: bool) -> Asker {
-    if privileged { Asker::Privileged } else { Asker::Program }
-}
-
 /// Who allocates beyond what a reservation holds.
 fn asker_of(reservation: &Reservation) -> Asker {
-    if reservation.is_of_space() { asker(reservation.privileged()) } else { Asker::FileSystem }
+    if reservation.is_of_space() { Asker::of(reservation.privileged()) } else { Asker::FileSystem }
 }

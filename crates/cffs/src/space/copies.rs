@@ -110,6 +110,11 @@ impl Space {
         Claim { space: self.clone(), claimed: Mutex::new(Claimed { frags, bytes }) }
     }
 
+    /// The same for fragments that were never written, if no room is kept for them anyway.
+    pub(crate) fn claim_unwritten(self: &Arc<Self>, frags: u64) -> Claim {
+        self.claim(if self.counts_unwritten { 0 } else { frags })
+    }
+
     fn unclaim(&self, bytes: u64) {
         if bytes > 0 {
             self.accounting.lock().unclaim(bytes);

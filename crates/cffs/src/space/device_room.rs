@@ -6,6 +6,7 @@
 //! commit finds the device full, and there is room to delete.
 
 use crate::cache::Cache;
+use crate::format::extent::{UNWRITTEN_UNIT, node_capacity};
 use cffs_device::{Device, DeviceSpace};
 use std::sync::Arc;
 
@@ -23,16 +24,26 @@ pub(super) enum Asker {
     Program,
     /// A program that gets the file system's reserve too.
     Privileged,
+    /// A write to preallocated space, for metadata: what is kept for that is there for it, and the margin.
+    Kept,
     /// The file system, for its own metadata: the margin is there for it.
     FileSystem,
 }
 
-/// What is reserved of places, and will want space.
+impl Asker {
+    pub(super) fn of(privileged: bool) -> Asker {
+        if privileged { Asker::Privileged } else { Asker::Program }
+    }
+}
+
+/// What has its places, or has reserved them, and will want space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reserved {
     /// Fragments of data: of dirty data that has no place yet, and of data that will be dirty in a moment or never.
     pub(super) frags: u64,
     pub(super) blocks: u64,
+    /// Units of [`UNWRITTEN_UNIT`] bytes of what is allocated and was never written.
+    pub(super) unwritten: u64,
 }
 
 /// The limit that a thin device sets.
@@ -100,11 +111,43 @@ impl DeviceRoom {
         (self.cache.dirty_data() as u64).div_ceil(frag.min(s.unit)).saturating_mul(s.unit_cost)
     }
 
-    /// Bytes that everything takes that is promised to somebody, at its worst.
-    fn promised(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
+    /// Bytes that what was never written takes when it is: the data.
+    fn unwritten_cost(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
+        reserved.unwritten.saturating_mul(UNWRITTEN_UNIT.div_ceil(s.unit)).saturating_mul(s.unit_cost)
+    }
+
+    /// Blocks that are kept besides for so many units: nodes of extent trees. In the worst order of writes each fragment becomes an extent of its own, and
+    /// nodes are half full; nodes above them are few.
+    pub(super) fn nodes_for(&self, unwritten: u64) -> u64 {
+        let g = self.cache.geometry();
+        let extents = unwritten.saturating_mul((UNWRITTEN_UNIT >> g.frag_shift).max(1));
+        (extents.saturating_mul(3)).div_ceil(node_capacity(g.block_size()) as u64)
+    }
+
+    /// Bytes that everything takes that is on its way to the device, at its worst.
+    fn on_its_way(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
         // Dirty data has its places reserved, unless it has had them before; and it is counted at its worst.
         let data = self.dirty_cost(s).max(self.cost_of_frags(s, reserved.frags));
         data.saturating_add(self.cost_of_blocks(s, reserved.blocks)).saturating_add(self.claimed)
+    }
+
+    /// Bytes that everything takes that is promised to somebody, at its worst. Dirty data in preallocated space counts twice until it is
+    /// written back.
+    fn promised(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
+        self.on_its_way(s, reserved).saturating_add(self.kept_for_unwritten(s, reserved))
+    }
+
+    fn kept_for_unwritten(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
+        let nodes = self.cost_of_blocks(s, self.nodes_for(reserved.unwritten));
+        self.unwritten_cost(s, reserved).saturating_add(nodes)
+    }
+
+    /// Whether preallocated space can be written: all that is promised can be stored. Space that was preallocated elsewhere may have no room here: it may be
+    /// that of a clone.
+    pub(super) fn has_unwritten(&self, reserved: Reserved) -> bool {
+        let s = self.space();
+        let promised = self.on_its_way(&s, reserved).saturating_add(self.unwritten_cost(&s, reserved));
+        promised <= s.free && (self.reserve(&s, reserved, 0, true) || self.cache.device().reserve(promised, false))
     }
 
     /// Whether all that is promised can be stored, and the next commits.
@@ -115,12 +158,15 @@ impl DeviceRoom {
 
     /// Bytes that can be stored besides what is reserved and dirty already.
     fn left(&self, s: &DeviceSpace, reserved: Reserved, asker: Asker) -> u64 {
+        let kept = self.kept_for_unwritten(s, reserved).saturating_add(2 * self.margin);
         let kept = match asker {
-            Asker::Program => 2 * self.margin + s.total / 10_000 * u64::from(self.reserve_bp),
-            Asker::Privileged => 2 * self.margin,
+            Asker::Program => kept.saturating_add(s.total / 10_000 * u64::from(self.reserve_bp)),
+            Asker::Privileged => kept,
+            Asker::Kept => self.unwritten_cost(s, reserved),
+            // What is dirty in preallocated space must not seem to take the margin.
             Asker::FileSystem => 0,
         };
-        s.free.saturating_sub(self.promised(s, reserved).saturating_add(kept))
+        s.free.saturating_sub(self.on_its_way(s, reserved).saturating_add(kept))
     }
 
     /// Whether so many fragments and blocks can be stored besides what is reserved and dirty already. If so, the device has reserved them.
@@ -128,8 +174,8 @@ impl DeviceRoom {
         let s = self.space();
         let asked = self.cost_of_frags(&s, frags).saturating_add(self.cost_of_blocks(&s, blocks));
         let is_left = asked <= self.left(&s, reserved, asker);
-        // The margin is reserved already.
-        is_left && (asker == Asker::FileSystem || self.reserve(&s, reserved, asked, false))
+        // The margin is reserved already, and what is kept.
+        is_left && (matches!(asker, Asker::FileSystem | Asker::Kept) || self.reserve(&s, reserved, asked, false))
     }
 
     /// Has the device reserve what is promised, and so many bytes more: there may be other file systems on its store. Whether it has.
@@ -158,7 +204,8 @@ impl DeviceRoom {
     pub(super) fn totals(&self, reserved: Reserved) -> (u64, u64) {
         let s = self.space();
         let dirty = (self.cache.dirty_data() as u64).div_ceil(s.unit).saturating_mul(s.unit_cost);
+        let unwritten = self.kept_for_unwritten(&s, reserved);
         let taken = dirty + self.claimed + self.cost_of_blocks(&s, reserved.blocks) + 2 * self.margin;
-        (s.total, s.free.saturating_sub(taken))
+        (s.total, s.free.saturating_sub(taken.saturating_add(unwritten)))
     }
 }

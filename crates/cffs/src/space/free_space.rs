@@ -4,7 +4,7 @@ use super::accounting::Accounting;
 use super::alloc_group::AllocGroup;
 use super::aside::Aside;
 use super::begun::Begun;
-use super::device_room::DeviceRoom;
+use super::device_room::{Asker, DeviceRoom};
 use super::free_set::FreeSet;
 use super::in_use::part_in_use;
 use super::layout;
@@ -12,6 +12,7 @@ use crate::addr_map::AddrMap;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::format::LongestRuns;
+use crate::format::extent::UNWRITTEN_UNIT;
 use crate::format::system::Counters;
 use crate::format::{Corrupt, Geometry, LiveGeometry, Run};
 use crate::reservation::{QuotaPool, Reservation, SpacePool};
@@ -31,6 +32,8 @@ pub struct Space {
     pub(super) accounting: Mutex<Accounting>,
     /// The device has less space than places: known without the lock, for the others, which have nothing to ask then.
     pub(super) thin: bool,
+    /// The counters have what was never written.
+    pub(super) counts_unwritten: bool,
     /// Fragments of the units in which such a device stores; 1 for all others.
     pub(super) unit_frags: u64,
     /// Where small data went last, on such a device.
@@ -90,6 +93,11 @@ impl Space {
             let what = format!("counters: {} of {} allocation groups initialized", counters.ags, g.ag_count);
             return Err(Corrupt(what).into());
         }
+        if counters.unwritten > (g.total_frags() << g.frag_shift) / UNWRITTEN_UNIT {
+            let what =
+                format!("counters: {} units were never written, in {} fragments", counters.unwritten, g.total_frags());
+            return Err(Corrupt(what).into());
+        }
         if g.ag_blocks > layout::AG_FRAGS_MAX / g.frags_per_block() {
             let what = format!("superblock: allocation groups of {} blocks are too large", g.ag_blocks);
             return Err(Corrupt(what).into());
@@ -104,6 +112,7 @@ impl Space {
             g,
             groups: RwLock::default(),
             thin: accounting.device.is_some(),
+            counts_unwritten: false,
             unit_frags,
             begun: Mutex::default(),
             accounting: Mutex::new(accounting),
@@ -261,6 +270,16 @@ impl Space {
         group.with(&self.cache, loaded, f)
     }
 
+    /// Reserves blocks. May load AGs until enough free ones are known.
+    fn reserve_blocks_for(&self, n: u64, asker: Asker) -> Result<()> {
+        while self.accounting.lock().reserve_blocks(n, asker)? > 0 {
+            if !self.load_another()? {
+                return Err(Error::NoSpace);
+            }
+        }
+        Ok(())
+    }
+
     /// Loads one more AG that is on the device. False when all are loaded.
     pub(super) fn load_another(&self) -> Result<bool> {
         loop {
@@ -303,14 +322,12 @@ impl SpacePool for Space {
         self.accounting.lock().unreserve(n);
     }
 
-    /// May load AGs until enough free blocks are known.
     fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()> {
-        while self.accounting.lock().reserve_blocks(n, privileged)? > 0 {
-            if !self.load_another()? {
-                return Err(Error::NoSpace);
-            }
-        }
-        Ok(())
+        self.reserve_blocks_for(n, Asker::of(privileged))
+    }
+
+    fn reserve_kept_blocks(&self, n: u64) -> Result<()> {
+        self.reserve_blocks_for(n, Asker::Kept)
     }
 
     fn release_blocks(&self, n: u64) {

@@ -40,7 +40,9 @@ pub(crate) mod tests;
 mod thin;
 mod trim;
 mod units;
+mod unwritten;
 
 pub(crate) use copies::{Claim, Copies};
 pub use free_space::Space;
 pub use set_aside::SetAside;
+pub(crate) use thin::Over;

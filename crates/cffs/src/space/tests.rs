@@ -495,6 +495,7 @@ fn hostile_counters_are_refused() {
     for bad in [
         Counters { free_frags: f.geometry().total_frags() + 1, ..good },
         Counters { ags: 0, ..good },
+        Counters { unwritten: (8 << 20) / 4096 + 1, ..good },
         Counters { ags: f.geometry().ag_count + 1, ..good },
     ] {
         assert!(matches!(Space::load(cache(), bad, LongestRuns::UNKNOWN, 0), Err(Error::Corrupt(_))));

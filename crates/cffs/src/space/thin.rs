@@ -5,6 +5,23 @@ use super::free_space::Space;
 use super::keep_old::Overwriting;
 use crate::error::{Error, Result};
 
+/// Fragments of a file that have their places, and are to be written.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Over {
+    /// They are stored, with something: writing them needs no space, unless the device keeps what is there.
+    pub(crate) written: u64,
+    /// They were never written, and room is kept for them.
+    pub(crate) kept: u64,
+    /// They were never written, and are in units of the device with something else, for which no room is kept.
+    pub(crate) ends: u64,
+}
+
+impl Over {
+    pub(crate) fn written(frags: u64) -> Over {
+        Over { written: frags, ..Over::default() }
+    }
+}
+
 impl Space {
     /// Whether the device has less space than places.
     pub(crate) fn is_thin(&self) -> bool {
@@ -52,23 +69,25 @@ impl Space {
         self.thin && self.accounting.lock().device.as_ref().is_some_and(|room| room.space().keeps_old)
     }
 
-    /// Whether data may be written to places that a file has already: `frags` of them, which need no space unless they were never
-    /// written (`unwritten`) or the device keeps what was there. What this returns is held until the data is dirty, if it is not claimed.
+    /// Whether data may be written to places that a file has already. What this returns is held until the data is dirty, if it is not claimed.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
-    pub(crate) fn check_overwrite(&self, frags: u64, unwritten: bool, privileged: bool) -> Result<Overwriting<'_>> {
-        if !self.thin || frags == 0 {
+    pub(crate) fn check_overwrite(&self, over: Over, privileged: bool) -> Result<Overwriting<'_>> {
+        let Over { written, kept, ends } = over;
+        if !self.thin || written + kept + ends == 0 {
             return Ok(Overwriting::anywhere());
         }
         let overwriting = Overwriting::begin(self);
         let accounting = self.accounting.lock();
         let Some(room) = accounting.device.as_ref() else { return Ok(overwriting) };
-        if !unwritten && !room.space().keeps_old {
-            return Ok(overwriting);
-        }
-        let asker = if privileged { Asker::Privileged } else { Asker::Program };
-        if room.affords(frags, 0, accounting.reserved(), asker) { Ok(overwriting) } else { Err(Error::NoSpace) }
+        let reserved = accounting.reserved();
+        let asker = Asker::of(privileged);
+        let (kept, ends) = if self.counts_unwritten { (kept, ends) } else { (0, kept + ends) };
+        let asked = if room.space().keeps_old { written + ends } else { ends };
+        let is_room =
+            (kept == 0 || room.has_unwritten(reserved)) && (asked == 0 || room.affords(asked, 0, reserved, asker));
+        if is_room { Ok(overwriting) } else { Err(Error::NoSpace) }
     }
 
     /// Whether anything may be changed. Only where the device keeps what was there, also deleting takes space, and there

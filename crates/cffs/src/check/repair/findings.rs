@@ -18,6 +18,8 @@ pub(super) struct Found {
     pub(super) disconnected: Vec<Disconnected>,
     /// Numbers of all inodes that have lost their names, also while surveying.
     pub(super) disconnected_inos: HashSet<Ino>,
+    /// Units of what was never written ([`Extent::unwritten_units`]).
+    pub(super) unwritten: u64,
     pub(super) external_map: Map,
     /// Good blocks of the external inode table by their number.
     pub(super) external_blocks: BTreeMap<u64, BlockAddr>,

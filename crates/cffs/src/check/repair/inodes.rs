@@ -119,6 +119,7 @@ impl Repairer<'_> {
         self.claim_nodes(&map);
         for e in &map.extents {
             self.space.claim_data(e.start, e.len);
+            self.found.unwritten += e.unwritten_units(self.g.frag_shift);
         }
         let fpb = self.g.frags_per_block();
         let xattr = self.xattr_frags(inode);

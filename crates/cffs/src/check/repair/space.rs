@@ -125,7 +125,8 @@ impl Repairer<'_> {
     /// Makes the counters agree with what was found.
     pub(super) fn rebuild_counters(&mut self, free_frags: u64, ags: u64) -> Result<()> {
         let inodes = self.found.inodes.len() as u64 + 1;
-        let new = Counters { free_frags, inodes, ags, orphan_head: 0, blocks: self.g.total_blocks };
+        let unwritten = if self.sb.counts_unwritten() { self.found.unwritten } else { 0 };
+        let new = Counters { free_frags, inodes, ags, orphan_head: 0, blocks: self.g.total_blocks, unwritten };
         let id = self.counters_id();
         if let Some(b) =
             self.derive(id, |b| b[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + COUNTERS_LEN].copy_from_slice(&new.encode()))

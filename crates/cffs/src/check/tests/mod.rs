@@ -7,7 +7,7 @@ use crate::format::dirblock::{DIR_LBLOCK, DIR_NAMES, Plain, entries, find, remov
 use crate::format::dirindex::{BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, name_hash};
 use crate::format::extent::{Child, node_entry, set_node_header};
 use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INODES, ORPHAN_HEAD};
+use crate::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INODES, COUNT_UNWRITTEN, ORPHAN_HEAD};
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED};
 use crate::format::xattr::{ChainBlock, Namespace, XATTR_INDEX, XATTR_NEXT, payload};
 use crate::format::*;
@@ -133,6 +133,7 @@ fn damage_of_system_structures_is_found() {
     let counters = |at, value| move |i: &mut Image| i.edit(i.g.counters_block(), |b| put_u64(b, at, value));
     expect_only("free", Class::CounterFree, counters(COUNT_FREE_FRAGS, 17));
     expect_only("inodes", Class::CounterInodes, counters(COUNT_INODES, 17));
+    expect_only("never written", Class::CounterUnwritten, counters(COUNT_UNWRITTEN, 17));
     expect_only("orphans", Class::OrphanList, counters(ORPHAN_HEAD, 0));
     expect_only("orphans", Class::OrphanList, counters(ORPHAN_HEAD, SMALL));
     expect("groups", Class::CounterGroups, counters(COUNT_AGS, 0));

@@ -9,7 +9,7 @@ use cffs::format::dirindex::{BUCKET_COUNT, BUCKET_NUMBER, name_hash};
 use cffs::format::extent::{Child, Extent, node_entry, set_node_header};
 use cffs::format::geometry::INODE_SLOT_SIZE;
 use cffs::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, LogHeader, TXN_HEADER, seal_txn};
-use cffs::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INODES, ORPHAN_HEAD};
+use cffs::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INODES, COUNT_UNWRITTEN, ORPHAN_HEAD};
 use cffs::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape};
 use cffs::format::*;
 use cffs::mkfs::write_superblock;
@@ -210,6 +210,10 @@ fn system() -> Vec<Case> {
             let o = cffs::MountOptions::default().background(false);
             let Err(e) = cffs::Fs::open(i.dev.clone(), None, o) else { panic!("mounted") };
             assert!(e.to_string().contains("inodes"), "{e}");
+        }),
+        case("counters: what was never written", Class::CounterUnwritten, WHOLE, |i| counters(i, COUNT_UNWRITTEN, 17)),
+        case("counters: more never written than there is", Class::CounterUnwritten, WHOLE, |i| {
+            counters(i, COUNT_UNWRITTEN, u64::MAX);
         }),
         case("counters: no group initialized", Class::CounterGroups, WHOLE, |i| counters(i, COUNT_AGS, 0)),
         case("counters: too many groups initialized", Class::CounterGroups, WHOLE, |i| counters(i, COUNT_AGS, 1 << 60)),

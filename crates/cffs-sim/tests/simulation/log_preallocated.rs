@@ -1,0 +1,333 @@
+//! Preallocated space on a log disk, which stores only what is written: room for it is kept, counted and given back.
+
+use cffs::check::CheckOptions;
+use cffs::check::repair::{RepairOptions, repair};
+use cffs::device::{Device, IoKind, MemoryDevice};
+use cffs::format::system::COUNT_UNWRITTEN;
+use cffs::format::{Geometry, get_u64, put_u64};
+use cffs::{Caller, Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, SetAttr, Superblock, mkfs};
+use cffs_logdisk::{Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH};
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+const ALLOCATE: Fallocate = Fallocate::Allocate { keep_size: false };
+
+struct Image {
+    device: Arc<MemoryDevice>,
+    options: LogOptions,
+}
+
+impl Image {
+    /// A file system with fragments of 1 KB, four times as long as what it is stored in, of which root gets nothing for itself.
+    fn new(bytes: u64, options: LogOptions) -> Image {
+        let device = Arc::new(MemoryDevice::new(bytes));
+        let image = ImageOptions { uuid: [1; 16], slot_bytes: 256 << 10 };
+        let store = Arc::new(ImageStore::format(device.clone(), &image).unwrap());
+        let log = LogDisk::format(store, 4 * bytes, &options).unwrap();
+        mkfs(&log, None, &MkfsOptions::default().frag_size(Some(1024)).reserve_bp(0)).unwrap();
+        log.finish().unwrap();
+        Image { device, options }
+    }
+
+    fn log(&self) -> Arc<LogDisk> {
+        let store = Arc::new(ImageStore::open(self.device.clone()).unwrap());
+        Arc::new(LogDisk::open(store, &self.options).unwrap())
+    }
+
+    fn mount(&self) -> (Arc<LogDisk>, Arc<Fs>) {
+        let log = self.log();
+        (log.clone(), Fs::open(log, None, mount_options()).unwrap())
+    }
+
+    /// What a check of the unmounted file system says, and the counter of what was never written.
+    fn check(&self) -> (Vec<String>, u64) {
+        let log = self.log();
+        assert_eq!(log.check(true).unwrap(), Vec::<String>::new());
+        let report = cffs::check::check(log.clone(), None, &CheckOptions::default(), &|_, _, _| {}).unwrap();
+        (report.problems.iter().map(|p| format!("{} {}", p.class.id(), p.text)).collect(), unwritten(&*log))
+    }
+}
+
+fn mount_options() -> MountOptions {
+    MountOptions::default().cache_bytes(16 << 20).background(false)
+}
+
+fn counters_block(log: &dyn Device) -> (u64, Vec<u8>) {
+    let mut sb = vec![0; 512];
+    log.read_at(IoKind::Super, 0, &mut sb).unwrap();
+    let g = Geometry::new(&Superblock::decode(&sb).unwrap()).unwrap();
+    let mut block = vec![0; g.block_size()];
+    let at = g.counters_block() << g.block_shift;
+    log.read_at(IoKind::Meta, at, &mut block).unwrap();
+    (at, block)
+}
+
+fn unwritten(log: &dyn Device) -> u64 {
+    get_u64(&counters_block(log).1, COUNT_UNWRITTEN)
+}
+
+fn file(fs: &Fs, name: &str) -> Ino {
+    match fs.lookup(ROOT_INO, name.as_bytes()) {
+        Err(Error::NotFound) => fs.create(Caller::ROOT, ROOT_INO, name.as_bytes(), 0o600).unwrap().ino,
+        found => found.unwrap().ino,
+    }
+}
+
+/// Writes to the end of a file until there is no space.
+fn fill(fs: &Fs, ino: Ino) {
+    let mut seed = fastrand::Rng::with_seed(ino);
+    let mut data = vec![0; 64 << 10];
+    let mut len = data.len();
+    loop {
+        seed.fill(&mut data);
+        let size = fs.getattr(ino).unwrap().size;
+        match fs.write(Caller::ROOT, ino, size, &data[..len]) {
+            Ok(_) => {}
+            Err(Error::NoSpace) if len > 1024 => len /= 2,
+            Err(Error::NoSpace) => return,
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+/// Bytes of a file from one on that nothing compresses.
+fn noise(at: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    fastrand::Rng::with_seed(at).fill(&mut data);
+    data
+}
+
+/// Allocates space, fills the disk, and writes to all of that space, in pieces of so many bytes in any order; each piece must be accepted, and be
+/// there after the next mount.
+fn promise_is_kept(options: LogOptions, bytes: u64, piece: usize, with_snapshot: bool, seed: u64) {
+    let image = Image::new(48 * MIB, options);
+    let (log, fs) = image.mount();
+    let (kept, other) = (file(&fs, "kept"), file(&fs, "other"));
+    let before = fs.statfs().free;
+    fs.fallocate(Caller::ROOT, kept, ALLOCATE, 0, bytes).unwrap();
+    let taken = (before - fs.statfs().free) * u64::from(fs.statfs().frag_size);
+    assert!((bytes..bytes + bytes / 8).contains(&taken), "{taken} for {bytes}");
+    fs.sync().unwrap();
+    if with_snapshot {
+        // A program that takes a backup.
+        make_snapshot(&log, &fs);
+    }
+    fill(&fs, other);
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    drop((fs, log));
+    let (problems, units) = image.check();
+    assert_eq!((problems, units), (vec![], bytes.div_ceil(4096)));
+    // What was promised is known to the next mount.
+    let (log, fs) = image.mount();
+    fill(&fs, other);
+    let mut order: Vec<u64> = (0..bytes.div_ceil(piece as u64)).collect();
+    fastrand::Rng::with_seed(seed).shuffle(&mut order);
+    for (n, at) in order.iter().map(|n| n * piece as u64).enumerate() {
+        let len = piece.min((bytes - at) as usize);
+        let written = fs.write(Caller::ROOT, kept, at, &noise(at, len));
+        assert!(matches!(written, Ok(all) if all == len), "seed {seed}: piece {n} at {at}: {written:?}");
+        if n.is_multiple_of(97) {
+            fill(&fs, other);
+        }
+    }
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    drop((fs, log));
+    let (problems, units) = image.check();
+    assert_eq!((problems, units), (vec![], 0), "seed {seed}: all is written");
+    let (_log, fs) = image.mount();
+    for at in order.iter().map(|n| n * piece as u64) {
+        let len = piece.min((bytes - at) as usize);
+        let mut data = vec![0; len];
+        assert_eq!(fs.read(kept, at, &mut data).unwrap(), len);
+        assert!(data == noise(at, len), "seed {seed}: {at}");
+    }
+    fs.close().unwrap();
+}
+
+fn make_snapshot(log: &Arc<LogDisk>, fs: &Fs) {
+    let costs = log.snapshot_costs();
+    fs.snapshot_device(costs, || Ok(log.snapshot_for(MAIN_BRANCH, "then", costs)?)).unwrap();
+}
+
+#[test]
+fn what_was_preallocated_can_be_written_when_the_disk_is_full() {
+    promise_is_kept(LogOptions::default(), 10 * MIB, 16 << 10, false, 1);
+    promise_is_kept(LogOptions::default(), 3 * MIB, 1024, false, 2);
+    promise_is_kept(LogOptions::default(), 6 * MIB + 3000, 5000, false, 3);
+}
+
+#[test]
+fn what_was_preallocated_can_be_written_when_a_snapshot_has_been_made() {
+    promise_is_kept(LogOptions::default(), 8 * MIB, 16 << 10, true, 4);
+    promise_is_kept(LogOptions::default(), 4 * MIB, 8 << 10, true, 5);
+}
+
+#[test]
+fn what_was_preallocated_can_be_written_on_a_compressed_disk() {
+    let options = LogOptions { compression: Compression::Lz4, ..LogOptions::default() };
+    promise_is_kept(options, 8 * MIB, 16 << 10, false, 6);
+}
+
+#[test]
+fn what_was_preallocated_can_be_written_whatever_else_there_is() {
+    for seed in 10..26 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let snapshot = rng.bool();
+        let compression = [Compression::None, Compression::Lz4][rng.usize(..2)];
+        // Where the disk keeps what is overwritten, room is kept for whole blocks that are written at once.
+        let pieces = [4096, 8192, 40_960, 1 << 20, 1024, 1500, 3000, 70_000];
+        let all = if snapshot || compression != Compression::None { 4 } else { 8 };
+        let options = LogOptions { compression, ..LogOptions::default() };
+        promise_is_kept(options, rng.u64(1..14 * MIB), pieces[rng.usize(..all)], snapshot, seed);
+    }
+}
+
+#[test]
+fn more_than_there_is_room_for_is_not_preallocated() {
+    let image = Image::new(48 * MIB, LogOptions::default());
+    let (_log, fs) = image.mount();
+    let ino = file(&fs, "f");
+    let before = fs.statfs().free;
+    assert!(matches!(fs.fallocate(Caller::ROOT, ino, ALLOCATE, 0, 64 * MIB), Err(Error::NoSpace)));
+    assert!(fs.statfs().free + 64 > before, "none of it is allocated");
+    fs.fallocate(Caller::ROOT, ino, ALLOCATE, 0, 20 * MIB).unwrap();
+    // It is there, and so it is not there for others, nor once more.
+    assert!(matches!(fs.fallocate(Caller::ROOT, file(&fs, "g"), ALLOCATE, 0, 20 * MIB), Err(Error::NoSpace)));
+    fs.fallocate(Caller::ROOT, ino, Fallocate::PunchHole, 0, 20 * MIB).unwrap();
+    fs.fallocate(Caller::ROOT, file(&fs, "g"), ALLOCATE, 0, 20 * MIB).unwrap();
+    fs.close().unwrap();
+    assert!(image.check().0.is_empty());
+}
+
+#[test]
+fn zeroing_a_range_gives_back_what_was_stored_there() {
+    let image = Image::new(48 * MIB, LogOptions::default());
+    let (log, fs) = image.mount();
+    let ino = file(&fs, "f");
+    fs.write(Caller::ROOT, ino, 0, &noise(7, 12 << 20)).unwrap();
+    fs.sync().unwrap();
+    let (live, free) = (log.stats().live, fs.statfs().free);
+    fs.fallocate(Caller::ROOT, ino, Fallocate::Zero { keep_size: false }, 0, 12 * MIB).unwrap();
+    fs.sync().unwrap();
+    assert!(log.stats().live + 11 * MIB < live);
+    let now = fs.statfs().free;
+    // And for nodes of the extent tree.
+    assert!(now.abs_diff(free) < 12 * MIB / 1024 / 12, "room is kept for it: {free} fragments free, and now {now}");
+    let mut data = vec![1; 12 << 20];
+    assert_eq!(fs.read(ino, 0, &mut data).unwrap(), data.len());
+    assert!(data.iter().all(|b| *b == 0));
+    fs.close().unwrap();
+    assert_eq!(image.check(), (vec![], 12 * MIB / 4096));
+}
+
+/// A clone begins with what was preallocated when its snapshot was made. There need not be room for it once more.
+#[test]
+fn a_clone_without_room_refuses_what_it_cannot_store() {
+    let image = Image::new(48 * MIB, LogOptions::default());
+    let (log, fs) = image.mount();
+    let (kept, other) = (file(&fs, "kept"), file(&fs, "other"));
+    fs.fallocate(Caller::ROOT, kept, ALLOCATE, 0, 12 * MIB).unwrap();
+    fs.sync().unwrap();
+    make_snapshot(&log, &fs);
+    let snapshot = log.snapshots()[0].id;
+    let branch = log.clone_snapshot(snapshot, "clone").unwrap();
+    fill(&fs, other);
+    let clone = Fs::open(Arc::new(log.branch(branch).unwrap()), None, mount_options()).unwrap();
+    let mut at = 0;
+    let refused = loop {
+        match clone.write(Caller::ROOT, kept, at, &noise(at, 64 << 10)) {
+            Ok(n) => at += n as u64,
+            Err(e) => break e,
+        }
+        assert!(at < 12 * MIB, "there is no room for it");
+    };
+    assert!(matches!(refused, Error::NoSpace), "{refused}");
+    clone.sync().expect("what was accepted has its space");
+    for at in (0..12 * MIB).step_by(64 << 10) {
+        fs.write(Caller::ROOT, kept, at, &noise(at, 64 << 10)).unwrap();
+    }
+    fs.sync().unwrap();
+    clone.close().unwrap();
+    drop(clone);
+    fs.close().unwrap();
+    drop((fs, log));
+    assert_eq!(image.check(), (vec![], 0));
+}
+
+/// Whatever is done to files, the counter is what a check counts; and `fsck` puts it right.
+#[test]
+fn what_was_never_written_is_counted_through_everything_that_changes_it() {
+    for seed in 0..24 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let image = Image::new(64 * MIB, LogOptions::default());
+        let mut expected = 0;
+        for round in 0..3 {
+            let (_log, fs) = image.mount();
+            for _ in 0..60 {
+                let ino = file(&fs, ["a", "b", "c"][rng.usize(..3)]);
+                let block = 4096;
+                let (at, len) = (rng.u64(..600_000), rng.u64(1..200_000));
+                let (whole, blocks) = (at / block * block, len.next_multiple_of(block));
+                let outcome = match rng.u32(..12) {
+                    0..3 => fs.fallocate(Caller::ROOT, ino, ALLOCATE, at, len),
+                    3 => fs.fallocate(Caller::ROOT, ino, Fallocate::Allocate { keep_size: true }, at, len),
+                    4 => fs.fallocate(Caller::ROOT, ino, Fallocate::PunchHole, at, len),
+                    5 => fs.fallocate(Caller::ROOT, ino, Fallocate::Zero { keep_size: rng.bool() }, at, len),
+                    6 => fs.fallocate(Caller::ROOT, ino, Fallocate::Collapse, whole, blocks),
+                    7 => fs.fallocate(Caller::ROOT, ino, Fallocate::Insert, whole, blocks),
+                    8 => fs.setattr(Caller::ROOT, ino, SetAttr::default().size(Some(at))).map(drop),
+                    9 => {
+                        fs.forget(ino, 1);
+                        fs.unlink(ROOT_INO, ["a", "b", "c"][rng.usize(..3)].as_bytes())
+                    }
+                    _ => fs.write(Caller::ROOT, ino, at, &noise(at, (len / 8 + 1) as usize)).map(drop),
+                };
+                assert!(
+                    matches!(outcome, Ok(()) | Err(Error::Invalid(_) | Error::NotFound | Error::Stale)),
+                    "seed {seed}: {outcome:?}"
+                );
+                if rng.u32(..8) == 0 {
+                    fs.sync().unwrap();
+                }
+            }
+            fs.close().unwrap();
+            drop((fs, _log));
+            let (problems, units) = image.check();
+            assert!(problems.is_empty(), "seed {seed}, round {round}: {problems:?}");
+            expected = units;
+        }
+        let log = image.log();
+        let (at, mut block) = counters_block(&*log);
+        put_u64(&mut block, COUNT_UNWRITTEN, expected + 5);
+        cffs::format::seal(&mut block, 0);
+        log.write_at(IoKind::Meta, at, &block).unwrap();
+        log.finish().unwrap();
+        drop(log);
+        let found = image.check().0;
+        assert!(found.len() == 1 && found[0].starts_with("counter-unwritten"), "seed {seed}: {found:?}");
+        let log = image.log();
+        repair(log.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
+        log.finish().unwrap();
+        drop(log);
+        assert_eq!(image.check(), (vec![], expected), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_was_deleted_counts_as_free_at_once() {
+    let image = Image::new(48 * MIB, LogOptions::default());
+    let (_log, fs) = image.mount();
+    let empty = fs.statfs().free;
+    let ino = file(&fs, "f");
+    fs.write(Caller::ROOT, ino, 0, &noise(1, 16 << 20)).unwrap();
+    fs.sync().unwrap();
+    fs.forget(ino, 1);
+    let full = fs.statfs().free;
+    assert!(full + 16_000 < empty);
+    fs.unlink(ROOT_INO, b"f").unwrap();
+    let after = fs.statfs().free;
+    assert!(after > empty - 600, "{empty} fragments were free, and now {after}");
+    fs.close().unwrap();
+}
