@@ -177,8 +177,8 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     // After a crash the log has all that is missing.
     if quick && state == Some(State::Journaled) {
         let replayed = recover_log(&*dev, log_dev.as_deref()).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
-        if log_disk.is_some() {
-            discard_left_over(&dev).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
+        if let Some(disk) = &log_disk {
+            discard_left_over(&dev, disk).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
         }
         writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
         return Ok(exit::fsck::CORRECTED);
@@ -217,7 +217,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     }
     if let Some(disk) = log_disk.filter(|_| outcome.changed()) {
         if outcome.report().is_some_and(Report::is_sound) && state != Some(State::Clean) {
-            discard_left_over(&dev).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
+            discard_left_over(&dev, &disk).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
         }
         disk.finish().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     }

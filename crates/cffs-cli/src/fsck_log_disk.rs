@@ -18,6 +18,7 @@ use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::SUPERBLOCK_SIZE;
 use cffs::format::{Geometry, Superblock};
 use cffs::{Error, Fs, MountOptions, TrimRange};
+use cffs_fuse::snapshots;
 use cffs_logdisk::{
     BLOCK_BYTES, ImageStore, LogDisk, LogOptions, MendReport, NewerVersion, RebuildReport, UnreadableEnd, rebuild,
     recover_image,
@@ -389,9 +390,18 @@ fn verify(disk: &LogDisk, found: &mut LogDiskOutcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives back the room of what a crash has left on a log disk and no file has. A mount does that when nobody uses it, but it is not told of the crash
-/// when the file system has been put in order here.
-pub fn discard_left_over(dev: &Arc<dyn Device>) -> cffs::Result<()> {
+/// Gives back the room of what a crash has left on a log disk and no file has, and of temporary snapshots. A mount does that when nobody uses it, but
+/// it is not told of the crash when the file system has been put in order here.
+pub fn discard_left_over(dev: &Arc<dyn Device>, disk: &LogDisk) -> cffs::Result<()> {
+    let deleted = match snapshots::delete_left_over(disk)? {
+        0 => Ok(()),
+        _ => snapshots::finish_deletions(disk),
+    };
+    match deleted {
+        // The next mount goes on with it.
+        Err(Error::Io(e)) if e.kind() == io::ErrorKind::StorageFull => {}
+        finished => finished?,
+    }
     let fs = Fs::open(dev.clone(), None, MountOptions::default().background(false))?;
     let trimmed = fs.trim(TrimRange::default());
     fs.close()?;

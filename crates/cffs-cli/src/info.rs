@@ -72,7 +72,7 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
             print_volume(&mut out, &VolumeReport::of(volume))?;
         }
         if let Some(disk) = &image.log_disk {
-            let (space, n) = (disk.space(), disk.snapshots().len());
+            let (space, n) = (disk.space(), cffs_fuse::snapshots::count(disk));
             let (usable, free) = (human(space.usable), human(space.free));
             writeln!(out, "image        log layout: stores {usable}, {free} of it free; {n} snapshots")?;
         }

@@ -219,7 +219,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
         }
         options.config.fsname = format!("{}@{snapshot}", image.display());
     } else if !args.serve
-        && let Some(first) = second_place::first_of(&image)
+        && let Some(first) = second_place::first_of(&image, options.engine.read_only)
     {
         if args.foreground {
             let at = first.dir().display();
@@ -370,7 +370,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     let image = match open(path, &options, false, Some(&trace)) {
         Ok(image) => image,
         // Somebody else was mounting it at the same time, and was faster.
-        Err(e) => match second_place::first_of(path) {
+        Err(e) => match second_place::first_of(path, options.engine.read_only) {
             Some(first)
                 if args.serve
                     && options.snapshot.is_none()

@@ -28,6 +28,15 @@ pub enum LogView {
     Alone(String),
     /// A snapshot or clone, by a process that serves the file system itself.
     Attached(String),
+    /// The file system as it was when this was mounted, by such a process.
+    Temporary,
+}
+
+impl LogView {
+    /// Whether the process serves the file system itself as well, and this ends with that.
+    pub(crate) fn is_attached(&self) -> bool {
+        matches!(self, LogView::Attached(_) | LogView::Temporary)
+    }
 }
 
 /// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::Fs::is_read_only`].

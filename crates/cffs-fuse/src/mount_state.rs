@@ -11,6 +11,7 @@ use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::readahead::Readahead;
+use crate::snapshots;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
 use crate::views::Views;
 use crate::volume::Members;
@@ -164,10 +165,22 @@ impl MountState {
         match &self.log_disk {
             Some(disk) if !self.fs.is_read_only() => {
                 // The mount that one is attached to cleans.
-                let cleans = !matches!(self.view, LogView::Attached(_));
+                let cleans = !self.view.is_attached();
                 self.log_maintenance.start(self.fs.clone(), disk.clone(), cleans)
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Deletes temporary snapshots that a crash has left, before there is a mount that has one. A mount for writing of a clone does that too,
+    /// since nobody else has the log disk then.
+    pub(crate) fn delete_left_over_snapshots(&self) {
+        let Some(disk) = self.log_disk.as_ref().filter(|_| !self.fs.is_read_only() && !self.view.is_attached()) else {
+            return;
+        };
+        // They cost space, and nothing else.
+        if let Err(error) = snapshots::delete_left_over(disk) {
+            tracing::warn!(%error, "temporary snapshots that a crash has left stay until the next mount");
         }
     }
 
@@ -341,7 +354,7 @@ impl MountState {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
         let mut fuse = serde_json::Value::Object(self.messages.counts());
         // Who unmounts waits for the end of this process; but not where it goes on.
-        let ends = !matches!(self.view, LogView::Attached(_));
+        let ends = !self.view.is_attached();
         fuse["server"] = if ends { server()? } else { serde_json::Value::Null };
         all["fuse"] = fuse;
         if let Some(disk) = &self.log_disk {
@@ -370,7 +383,7 @@ fn server() -> Result<serde_json::Value> {
 /// For tests: the file system itself, beside which nothing can be mounted.
 #[cfg(test)]
 pub(crate) fn no_view() -> (LogView, Views) {
-    (LogView::FileSystem, Views::new(|_, _, _| Err("not in this test".into())))
+    (LogView::FileSystem, Views::new(|_, _, _, _| Err("not in this test".into())))
 }
 
 /// Counters of a log disk since it was opened.
@@ -387,7 +400,7 @@ fn log_disk_stats(disk: &LogDisk) -> serde_json::Value {
         "live_share": if s.used > 0 { s.live as f64 / s.used as f64 } else { 0.0 },
         "usable_bytes": space.usable,
         "free_bytes": space.free,
-        "snapshots": disk.snapshots().len(),
+        "snapshots": snapshots::count(disk),
         "dirty_nodes": s.dirty_nodes,
         "cached_nodes": s.cached_nodes,
         "damaged_segments": s.damaged_segments,

@@ -6,6 +6,7 @@
 use crate::config::MountConfig;
 use crate::control::Control;
 use crate::mountpoint::{self, LOOP_MAJOR, Mounted, backing_file};
+use crate::snapshots::TEMPORARY;
 use rustix::fs::{major, minor};
 use std::fs::Metadata;
 use std::io;
@@ -134,7 +135,8 @@ pub fn places_of(image: &Path) -> io::Result<Vec<Place>> {
         .collect())
 }
 
-/// Where snapshots and clones of an image are mounted that is not mounted itself, in this mount namespace: their names, and the directories.
+/// Where snapshots and clones of an image are mounted that is not mounted itself, in this mount namespace: their names, and the directories. Not
+/// temporary ones, which end with the mount of the image.
 pub fn views_of(image: &Path) -> Vec<(String, PathBuf)> {
     let (Ok(identity), Ok(all)) = (Identity::of_path(image), mountpoint::mounts()) else { return Vec::new() };
     let view = |mounted: Mounted| {
@@ -144,7 +146,7 @@ pub fn views_of(image: &Path) -> Vec<(String, PathBuf)> {
         let (_, name) = splits.find(|(path, _)| {
             Path::new(path).is_absolute() && Identity::of_path(Path::new(path)).is_ok_and(|of| of.is_same(&identity))
         })?;
-        Some((name.to_owned(), mounted.dir.clone()))
+        (name != TEMPORARY).then(|| (name.to_owned(), mounted.dir.clone()))
     };
     all.into_iter().rev().filter(|m| m.is_cffs() && !m.is_block()).filter_map(view).collect()
 }

@@ -7,7 +7,8 @@ use crate::mountpoint::{self, BlockMount, Event, Unmounter};
 use crate::notifier::Notifier;
 use crate::ops::Ops;
 use crate::ring::Rings;
-use crate::views::Views;
+use crate::snapshots::TemporarySnapshot;
+use crate::views::{Served, Views};
 use cffs::Fs;
 use parking_lot::Mutex;
 use std::io;
@@ -15,7 +16,6 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Why a mount could not be made, or did not end well.
@@ -69,18 +69,15 @@ pub fn mount_block(fs: Arc<Fs>, mount: BlockMount, dir: &Path, config: &MountCon
     serve_until(fs, connection, &unmounter, config)
 }
 
-/// Mounts a snapshot or clone beside a file system, and serves it in a thread.
-fn serve_view(
-    fs: Arc<Fs>,
-    dir: &Path,
-    config: &MountConfig,
-) -> std::result::Result<(Unmounter, JoinHandle<()>), String> {
+/// Mounts a snapshot or clone beside a file system, and serves it in a thread. A temporary snapshot goes with the mount.
+fn serve_view(fs: Arc<Fs>, dir: &Path, config: &MountConfig, temporary: Option<Arc<TemporarySnapshot>>) -> Served {
     let session = mount(fs, dir, config).map_err(|e| e.to_string())?;
     let (unmounter, at) = (session.unmounter(), session.dir().to_owned());
     let serve = move || {
         if let Err(error) = session.wait() {
             tracing::error!(dir = %at.display(), %error, "the mount of a snapshot did not end well");
         }
+        drop(temporary);
     };
     // Without the thread the session is dropped, which unmounts.
     let thread = std::thread::Builder::new().name("cffs-view".into()).spawn(serve);
@@ -98,6 +95,7 @@ fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &Mount
     let view = (config.log_view.clone(), Views::new(serve_view));
     let state =
         Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone(), view, config.volume.clone()));
+    state.delete_left_over_snapshots();
     let mut capabilities = device::negotiate(&connection, config).map_err(Error::Connection)?;
     capabilities.no_open &= !state.must_be_asked();
     capabilities.no_opendir &= !state.strict_atime();
@@ -117,10 +115,13 @@ fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &Mount
             move || {
                 state.serving();
                 let outcome = device::serve(&ops, &connection);
+                drop(ops);
                 if let Some(rings) = rings {
                     rings.join();
                 }
                 state.end();
+                // Who waits for the end may delete the snapshot that the engine has open.
+                drop(state);
                 // Nobody waits any more if the session was abandoned.
                 let _ = sender.send(Event::Ended(outcome));
             }

@@ -1,10 +1,11 @@
 //! Snapshots of file systems with the log layout, by the program.
 
 use crate::log_layout::noise;
-use crate::mounting::{fuse_works, is_mounted, mount_point, umount, wait_until};
+use crate::mounting::{Foreground, fuse_works, is_mounted, mount_point, umount, wait_until};
 use crate::tools::*;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn make_log_image(dir: &Path) -> String {
     let image = dir.join("image").to_str().unwrap().to_owned();
@@ -270,9 +271,24 @@ fn the_mount_of_a_clone_is_maintained() {
     ok(&["fsck", "-n", "--data", &image]);
 }
 
-/// Who mounts an image read-only that is written to meanwhile sees the snapshot of it that was made last.
+/// What `cffs dump` shows of the snapshots on the log disk of an image, also of those that nobody sees or that are being deleted.
+fn stored(image: &str) -> Vec<(String, bool)> {
+    let branches = json(&ok(&["dump", "--json", image, "branches"]));
+    let all = branches["snapshots"].as_array().cloned().unwrap_or_default();
+    all.iter().map(|s| (s["name"].as_str().unwrap().to_owned(), s["deleting"] == true)).collect()
+}
+
+/// Mounts an image read-only that is written to meanwhile, and returns what it is told.
+#[track_caller]
+fn mount_now(image: &str, at: &str) -> String {
+    let out = run(&["mount", "-o", "ro", image, at]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    stderr(&out)
+}
+
+/// Who mounts an image read-only that is written to meanwhile sees the file system as it is at that moment, and makes no snapshot for it.
 #[test]
-fn a_read_only_mount_of_a_mounted_image_has_its_newest_snapshot() {
+fn a_read_only_mount_of_a_mounted_image_shows_it_as_it_is_now() {
     if !fuse_works() {
         return;
     }
@@ -282,20 +298,83 @@ fn a_read_only_mount_of_a_mounted_image_has_its_newest_snapshot() {
     let (second, at) = second_point(dir.path());
     let _mounted = [Mounted(second.clone()), Mounted(path.clone())];
     ok(&["mount", &image, &name]);
-    fails(&["mount", "-o", "ro", &image, &at], 32, &["for reading and writing", "snapshot"]);
+    let live = || json(&ok(&["stats", "--json", &name]))["log_disk"]["live_bytes"].as_u64().unwrap();
+    let before = live();
+    // Nobody has synced it.
+    fs::create_dir(path.join("dir")).unwrap();
+    fs::write(path.join("dir/file"), "now").unwrap();
+    fs::write(path.join("large"), noise(1, 8 << 20)).unwrap();
+    let told = mount_now(&image, &at);
+    assert!(
+        told.contains(&format!("mounted on {name} for reading and writing")) && told.contains("as it is now"),
+        "{told}"
+    );
+    fs::write(path.join("dir/file"), "later").unwrap();
+    fs::write(path.join("new"), "later").unwrap();
+    fs::remove_file(path.join("large")).unwrap();
+    rustix::fs::syncfs(fs::File::open(&path).unwrap()).unwrap();
+    assert_eq!(fs::read(second.join("dir/file")).unwrap(), b"now");
+    assert!(fs::read(second.join("large")).unwrap() == noise(1, 8 << 20));
+    assert!(!second.join("new").exists() && fs::write(second.join("x"), "").is_err());
+    assert_eq!(fs::read(path.join("dir/file")).unwrap(), b"later");
+    // It is no snapshot for anybody.
+    for of in [&name, &at] {
+        assert!(list(of).is_empty());
+        fails(&["snapshot", "mount", of, "/mounted", dir.path().to_str().unwrap()], 32, &[]);
+        assert_eq!(json(&ok(&["stats", "--json", of]))["log_disk"]["snapshots"], 0);
+    }
+    fails(&["snapshot", "create", &at, "x"], 1, &["as it was when this was mounted", "file system itself"]);
+    fails(&["snapshot", "send", "-o", "/dev/null", &name, "/mounted"], 1, &["no snapshot"]);
+    assert!(live() > before + (8 << 20), "what was removed is kept");
+    let source = |place: &Path| {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = mounts.lines().find(|l| l.split(' ').nth(1) == place.to_str()).unwrap();
+        line.split(' ').next().unwrap().to_owned()
+    };
+    assert!(source(&second).ends_with("/image@/mounted"), "{}", source(&second));
+    umount(&at);
+    wait_until("the space is back", || live() < before + (4 << 20));
+    assert_eq!(fs::read(path.join("dir/file")).unwrap(), b"later");
+    umount(&name);
+    assert!(stored(&image).iter().all(|(_, deleting)| *deleting), "{:?}", stored(&image));
+    ok(&["fsck", "-n", "--data", &image]);
+    ok(&["mount", &image, &name]);
+    // A view that goes with the file system.
+    mount_now(&image, &at);
+    assert_eq!(fs::read(second.join("dir/file")).unwrap(), b"later");
+    umount(&name);
+    wait_until("unmounted", || !is_mounted(&second));
+    assert!(stored(&image).iter().all(|(_, deleting)| *deleting), "{:?}", stored(&image));
+    assert!(list(&image).is_empty());
+    ok(&["fsck", "-n", "--data", &image]);
+}
+
+/// Also where there are snapshots; and they stay.
+#[test]
+fn a_read_only_mount_of_a_mounted_image_with_snapshots_shows_it_as_it_is_now_too() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    let (path, name) = mount_point(dir.path());
+    let (second, at) = second_point(dir.path());
+    let _mounted = [Mounted(second.clone()), Mounted(path.clone())];
+    ok(&["mount", &image, &name]);
     for day in ["monday", "tuesday"] {
         fs::write(path.join("file"), day).unwrap();
         ok(&["snapshot", "create", &name, day]);
     }
     ok(&["snapshot", "clone", &name, "monday", "work"]);
     fs::write(path.join("file"), "wednesday").unwrap();
-    let out = run(&["mount", "-o", "ro", &image, &at]);
-    assert!(out.status.success() && stderr(&out).contains("'tuesday'"), "{}", stderr(&out));
-    assert_eq!(fs::read(second.join("file")).unwrap(), b"tuesday");
-    assert!(fs::write(second.join("file"), "").is_err(), "a snapshot is not written");
-    assert_eq!(fs::read(path.join("file")).unwrap(), b"wednesday");
+    mount_now(&image, &at);
+    fs::write(path.join("file"), "thursday").unwrap();
+    assert_eq!(fs::read(second.join("file")).unwrap(), b"wednesday");
+    assert_eq!(ok(&["snapshot", "diff", &at, "tuesday"]), "M file\n");
+    assert_eq!(list(&name).len(), 3);
     umount(&at);
     umount(&name);
+    assert_eq!(list(&image), ["monday", "tuesday", "work (clone of monday)"]);
     ok(&["mount", "-o", "ro", &image, &name]);
     let refused = format!("{name}: the log disk is open read-only");
     fails(&["snapshot", "create", &name, "wednesday"], 1, &[&refused]);
@@ -304,5 +383,94 @@ fn a_read_only_mount_of_a_mounted_image_has_its_newest_snapshot() {
     ok(&["mount", &image, &name]);
     // Without ro it is the same file system.
     ok(&["mount", &image, &at]);
-    assert_eq!(fs::read(second.join("file")).unwrap(), b"wednesday");
+    assert_eq!(fs::read(second.join("file")).unwrap(), b"thursday");
+}
+
+/// Where there is no space for what would be kept, nothing is mounted, and why is told.
+#[test]
+fn a_full_image_is_not_shown_as_it_is_now() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    let (path, name) = mount_point(dir.path());
+    let (second, at) = second_point(dir.path());
+    let _mounted = [Mounted(second.clone()), Mounted(path.clone())];
+    ok(&["mount", &image, &name]);
+    let full = (0..10_000).find(|n| fs::write(path.join(format!("file{n}")), noise(*n, 100_000)).is_err());
+    assert!(full.is_some());
+    fails(&["mount", "-o", "ro", &image, &at], 32, &[&image, &name, "as it is now", "too little free space"]);
+    assert!(!is_mounted(&second));
+    (0..150).for_each(|n| fs::remove_file(path.join(format!("file{n}"))).unwrap());
+    mount_now(&image, &at);
+    assert!(fs::read(second.join("file200")).unwrap() == noise(200, 100_000));
+    umount(&at);
+    umount(&name);
+    ok(&["fsck", "-n", "--data", &image]);
+}
+
+/// An image of which a clone alone is mounted for writing is not mounted by anybody else; one of which a snapshot is is only read.
+#[test]
+fn a_read_only_mount_beside_a_snapshot_or_clone_alone() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    ok(&["snapshot", "create", &image, "monday"]);
+    ok(&["snapshot", "clone", &image, "monday", "work"]);
+    let (path, name) = mount_point(dir.path());
+    let (second, at) = second_point(dir.path());
+    let _mounted = [Mounted(second.clone()), Mounted(path.clone())];
+    ok(&["mount", "-o", "snapshot=work", &image, &name]);
+    fails(&["mount", "-o", "ro", &image, &at], 32, &[&format!("'work' of it is mounted on {name}")]);
+    umount(&name);
+    ok(&["mount", "-o", "snapshot=monday", &image, &name]);
+    ok(&["mount", "-o", "ro", &image, &at]);
+    umount(&at);
+    umount(&name);
+    assert_eq!(stored(&image), [("monday".to_owned(), false)]);
+}
+
+/// What a mount that was killed has left is gone with the next one, or with a repair.
+#[test]
+fn a_killed_mount_leaves_no_snapshot_for_ever() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    let (path, name) = mount_point(dir.path());
+    let (second, at) = second_point(dir.path());
+    for repaired in [false, true] {
+        {
+            let _mounted = [Mounted(second.clone()), Mounted(path.clone())];
+            let served = Foreground(Command::new(CFFS).args(["mount", "-f", &image, &name]).spawn().unwrap());
+            wait_until("mounted", || is_mounted(&path));
+            fs::write(path.join("file"), noise(1, 8 << 20)).unwrap();
+            mount_now(&image, &at);
+            fs::write(path.join("file"), "new").unwrap();
+            rustix::fs::syncfs(fs::File::open(&path).unwrap()).unwrap();
+            drop(served);
+        }
+        assert_eq!(stored(&image), [("/mounted".to_owned(), false)]);
+        assert!(list(&image).is_empty());
+        ok(&["fsck", "-n", "--data", &image]);
+        let _mounted = Mounted(path.clone());
+        // Who only reads leaves it as it is.
+        ok(&["mount", "-o", "ro", &image, &name]);
+        assert_eq!(fs::read(path.join("file")).unwrap(), b"new");
+        umount(&name);
+        if repaired {
+            assert_eq!(run(&["fsck", "-p", &image]).status.code(), Some(1));
+            assert_eq!(stored(&image), []);
+        }
+        ok(&["mount", &image, &name]);
+        let live = || json(&ok(&["stats", "--json", &name]))["log_disk"]["live_bytes"].as_u64().unwrap();
+        wait_until("the space is back", || live() < 4 << 20);
+        umount(&name);
+        assert_eq!(stored(&image), []);
+        ok(&["fsck", "-n", "--data", &image]);
+    }
 }

@@ -183,8 +183,9 @@ pub enum Request {
     /// Begins to mount a snapshot or clone beside the file system, by the process that serves that. It ends with it at the latest. The answer is the
     /// number of the work.
     SnapshotMount {
-        /// Its name.
-        name: String,
+        /// Its name. Without one, a temporary snapshot of everything that was done before is mounted, which nobody else sees, and which goes
+        /// with the mount.
+        name: Option<String>,
         /// The directory to mount it on, from the root directory on.
         dir: PathBuf,
         /// How.

@@ -13,6 +13,18 @@ fn value(of: impl serde::Serialize) -> Result<Value> {
     serde_json::to_value(of).map_err(|e| Error::Io(e.into()))
 }
 
+/// Snapshots are made of the file system itself.
+fn refuse_without_file_system(view: &LogView) -> Result<()> {
+    let what = match view {
+        LogView::FileSystem => return Ok(()),
+        LogView::Alone(view) | LogView::Attached(view) => format!("the snapshot or clone '{view}'"),
+        LogView::Temporary => "the file system as it was when this was mounted".into(),
+    };
+    Error::invalid(format!(
+        "this is {what}: snapshots are made of the file system itself, so mount that, or name the image"
+    ))
+}
+
 /// Carries out a request for snapshots.
 pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> Result<Value> {
     let Some(disk) = shared.log_disk() else {
@@ -21,11 +33,7 @@ pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Re
     match request {
         Request::SnapshotList => value(snapshots::list(disk)),
         Request::SnapshotCreate { name } => {
-            if let LogView::Alone(view) | LogView::Attached(view) = shared.view() {
-                return Error::invalid(format!(
-                    "this is the snapshot or clone '{view}': snapshots are made of the file system itself, so mount that, or name the image"
-                ));
-            }
+            refuse_without_file_system(shared.view())?;
             // Everything that was done before the call is in it.
             value(snapshots::create(disk, Some(fs), name)?)
         }
@@ -46,17 +54,33 @@ pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Re
             value(shared.jobs.receive((disk.clone(), Some(shared.fs())), name.clone(), asker.pid, *fd)?)
         }
         Request::SnapshotMount { name, dir, options } => {
-            if let LogView::Attached(view) = shared.view() {
+            let what = match shared.view() {
+                LogView::Attached(view) => Some(format!("'{view}'")),
+                LogView::Temporary => Some("the file system as it was when this was mounted".into()),
+                LogView::FileSystem | LogView::Alone(_) => None,
+            };
+            if let Some(what) = what {
                 return Error::invalid(format!(
-                    "this is '{view}', mounted beside its file system: name the directory of that, or the image"
+                    "this is {what}, mounted beside its file system: name the directory of that, or the image"
                 ));
             }
-            let (views, disk, image) = (shared.views.clone(), disk.clone(), shared.image().to_owned());
+            if name.is_none() {
+                refuse_without_file_system(shared.view())?;
+            }
+            let (views, disk, image, fs) = (shared.views.clone(), disk.clone(), shared.image().to_owned(), shared.fs());
             let (name, dir, options) = (name.clone(), dir.clone(), options.clone());
             // Not here: the directory may be one of this very mount, and whoever looks at it waits for this process.
             value(shared.jobs.begin(move || {
-                let mounted = views.mount(&disk, &image, &name, &dir, &options);
-                (mounted.map(|()| JobOutcome::Mounted).map_err(|e| e.to_string()), None)
+                let mounted = match name {
+                    Some(name) => views.mount(&disk, &image, &name, &dir, &options),
+                    None => views.mount_now(&disk, &fs, &image, &dir, &options),
+                };
+                drop(fs);
+                let why = |e| match e {
+                    Error::Invalid(why) => why,
+                    other => other.to_string(),
+                };
+                (mounted.map(|()| JobOutcome::Mounted).map_err(why), None)
             })?)
         }
         Request::SnapshotOutcome { job } => value(shared.jobs.outcome(*job)?),

@@ -2,11 +2,15 @@
 
 mod differences;
 mod names;
+mod temporary;
 mod transfer;
 mod upkeep;
 
 pub use differences::{Change, Difference, differences};
-pub use names::{SnapshotEntry, is_snapshot, list};
+pub(crate) use names::TEMPORARY;
+pub use names::{SnapshotEntry, count, is_snapshot, list};
+pub(crate) use temporary::TemporarySnapshot;
+pub use temporary::delete_left_over;
 pub use transfer::{ReceiveError, Received, Sent, Unfinished, abandon, receive, send, unfinished};
 pub use upkeep::{clone, create, delete, device, finish_deletions, open};
 

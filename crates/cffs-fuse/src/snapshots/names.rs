@@ -7,6 +7,7 @@
 //! | `/from UUID` | the branch with what came from this store |
 //! | `NAME/ID` | a received snapshot: its name, and its number in that store |
 //! | `/receiving TO FROM` | the mark of a stream that is not complete: numbers in that store; FROM is `-` for a whole one |
+//! | `/mounted` | a temporary snapshot: the file system as it was when somebody mounted it read-only beside the mount that writes |
 
 use cffs::{Error, Result};
 use cffs_logdisk::{BranchInfo, LogDisk, MAIN_BRANCH, NAME_BYTES_MAX, SnapshotInfo};
@@ -15,6 +16,9 @@ use serde::{Deserialize, Serialize};
 
 /// Before the UUID of a store, in the name of a branch.
 pub(super) const FROM: &str = "/from ";
+/// The name of all temporary snapshots, which their numbers tell apart.
+pub(crate) const TEMPORARY: &str = "/mounted";
+
 /// A snapshot, or a clone of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotEntry {
@@ -35,7 +39,7 @@ pub(super) enum Named {
     Clone(u32),
 }
 
-/// Held by who looks whether a name is taken, and takes it. A log disk is open in one process only.
+/// Held by who looks whether a name is taken, and takes it; and so by who makes a snapshot. A log disk is open in one process only.
 pub(super) fn naming() -> MutexGuard<'static, ()> {
     static NAMING: Mutex<()> = Mutex::new(());
     NAMING.lock()
@@ -62,11 +66,16 @@ pub fn list(disk: &LogDisk) -> Vec<SnapshotEntry> {
     all
 }
 
-/// The snapshots that users see: not those of clones, and no marks.
+/// How many snapshots users see, without clones.
+pub fn count(disk: &LogDisk) -> usize {
+    shown(disk).len()
+}
+
+/// The snapshots that users see: not those of clones, no marks, and no temporary ones.
 pub(super) fn shown(disk: &LogDisk) -> Vec<SnapshotInfo> {
     let sources: Vec<u32> = disk.branches().iter().filter(|b| is_source(&b.name)).map(|b| b.branch).collect();
     let is_shown = |s: &SnapshotInfo| match s.branch {
-        MAIN_BRANCH => true,
+        MAIN_BRANCH => s.name != TEMPORARY,
         branch => sources.contains(&branch) && !visible(&s.name).is_empty(),
     };
     disk.snapshots().into_iter().filter(is_shown).collect()
