@@ -28,7 +28,7 @@ pub struct ReadRequest<'a> {
 }
 
 /// Space of a device that stores only what is in use: a thin one, or a log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSpace {
     /// Bytes that it can store in all.
     pub total: u64,
@@ -40,6 +40,8 @@ pub struct DeviceSpace {
     pub unit_cost: u64,
     /// Overwriting takes space too, because snapshots keep what was there.
     pub keeps_old: bool,
+    /// Room may be kept for what is allocated and not written yet. Not on a copy of another device, which begins with all that was allocated there.
+    pub keeps_room: bool,
 }
 
 /// A block device: positioned, exact transfers in whole sectors.

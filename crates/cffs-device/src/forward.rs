@@ -125,7 +125,8 @@ mod tests {
     /// Answers everything that can be asked otherwise than the trait does by itself.
     struct Odd(MemoryDevice, Arc<AtomicU64>);
 
-    const SPACE: DeviceSpace = DeviceSpace { total: 9, free: 8, unit: 512, unit_cost: 513, keeps_old: true };
+    const SPACE: DeviceSpace =
+        DeviceSpace { total: 9, free: 8, unit: 512, unit_cost: 513, keeps_old: true, keeps_room: false };
 
     impl Device for Odd {
         fn len(&self) -> u64 {

@@ -512,7 +512,8 @@ impl BranchDevice {
 
 impl Drop for BranchDevice {
     fn drop(&mut self) {
-        let opened = self.shared.lock().catalog.branches.get_mut(&self.branch).map_or(0, |b| {
+        let mut state = self.shared.lock();
+        let opened = state.catalog.branches.get_mut(&self.branch).map_or(0, |b| {
             b.opened = b.opened.saturating_sub(1);
             b.opened
         });

@@ -24,12 +24,11 @@ impl Reserved {
     /// reserved. Whether all of it is.
     pub(crate) fn set(&self, branch: u32, bytes: u64, or_less: bool, free: impl FnOnce() -> u64) -> bool {
         let mut all = self.0.lock();
-        // What has become less is there.
-        let before = all.get(&branch).copied().unwrap_or(0);
-        let most = if bytes <= before { bytes } else { free().saturating_sub(of_others(&all, branch)) };
+        // Also what was reserved may have gone: metadata asks nobody.
+        let most = free().saturating_sub(of_others(&all, branch));
         let fits = bytes <= most;
         if fits || or_less {
-            all.insert(branch, bytes.min(most.max(before)));
+            all.insert(branch, bytes.min(most));
         }
         fits
     }
@@ -64,10 +63,10 @@ mod tests {
         assert!(reserved.set(0, 60, false, || 100));
         assert!(!reserved.set(1, 50, true, || 100));
         assert_eq!(reserved.of_others(0), 40, "what is left");
-        // Space has gone for which nobody has asked.
+        // Space has gone for which nobody has asked: it was that of who has used it, not the others'.
         assert!(!reserved.set(0, 61, true, || 90));
-        assert_eq!(reserved.of_others(1), 60);
-        assert!(reserved.set(0, 60, true, || 0) && reserved.set(0, 10, true, || 0));
+        assert_eq!((reserved.of_others(1), reserved.of_others(0)), (50, 40));
+        assert!(reserved.set(0, 10, true, || 90));
         assert_eq!(reserved.of_others(1), 10);
     }
 }

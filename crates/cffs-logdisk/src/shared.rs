@@ -429,7 +429,7 @@ impl Shared {
         let keeps_old = keeps_old || branch != MAIN_BRANCH;
         let (unit, unit_cost) = (BLOCK_BYTES as u64, BLOCK_COST);
         let free = space.free.saturating_sub(self.reserved.of_others(branch));
-        DeviceSpace { total: space.usable, free, unit, unit_cost, keeps_old }
+        DeviceSpace { total: space.usable, free, unit, unit_cost, keeps_old, keeps_room: branch == MAIN_BRANCH }
     }
 
     /// See [`cffs_device::Device::reserve`].

@@ -273,7 +273,8 @@ impl Device for Striped {
         };
         let unit = each.iter().map(|s| s.unit).max().unwrap_or(first.unit);
         let unit_cost = each.iter().map(|s| s.unit_cost).max().unwrap_or(first.unit_cost);
-        Some(DeviceSpace { total, free, unit, unit_cost, keeps_old: each.iter().any(|s| s.keeps_old) })
+        let keeps_old = each.iter().any(|s| s.keeps_old);
+        Some(DeviceSpace { total, free, unit, unit_cost, keeps_old, keeps_room: each.iter().all(|s| s.keeps_room) })
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -222,30 +222,43 @@ fn zeroing_a_range_gives_back_what_was_stored_there() {
     assert_eq!(image.check(), (vec![], 12 * MIB / 4096));
 }
 
-/// A clone begins with what was preallocated when its snapshot was made. There need not be room for it once more.
+/// Bytes that a program can write.
+fn available(fs: &Fs) -> u64 {
+    let s = fs.statfs();
+    s.available * u64::from(s.frag_size)
+}
+
+/// A clone begins with what was preallocated when its snapshot was made. No room is kept for that once more, and the file system has what it had.
 #[test]
-fn a_clone_without_room_refuses_what_it_cannot_store() {
-    let image = Image::new(48 * MIB, LogOptions::default());
+fn a_clone_keeps_no_room_for_what_was_preallocated_elsewhere() {
+    let image = Image::new(64 * MIB, LogOptions::default());
     let (log, fs) = image.mount();
     let (kept, other) = (file(&fs, "kept"), file(&fs, "other"));
-    fs.fallocate(Caller::ROOT, kept, ALLOCATE, 0, 12 * MIB).unwrap();
+    fs.fallocate(Caller::ROOT, kept, ALLOCATE, 0, 16 * MIB).unwrap();
     fs.sync().unwrap();
     make_snapshot(&log, &fs);
     let snapshot = log.snapshots()[0].id;
     let branch = log.clone_snapshot(snapshot, "clone").unwrap();
-    fill(&fs, other);
+    while available(&fs) > 12 * MIB {
+        let size = fs.getattr(other).unwrap().size;
+        fs.write(Caller::ROOT, other, size, &noise(size, 64 << 10)).unwrap();
+        fs.sync().unwrap();
+    }
+    let before = available(&fs);
     let clone = Fs::open(Arc::new(log.branch(branch).unwrap()), None, mount_options()).unwrap();
+    assert!(available(&fs) + 3 * MIB > before, "{before} bytes were available, and now {}", available(&fs));
     let mut at = 0;
     let refused = loop {
         match clone.write(Caller::ROOT, kept, at, &noise(at, 64 << 10)) {
             Ok(n) => at += n as u64,
             Err(e) => break e,
         }
-        assert!(at < 12 * MIB, "there is no room for it");
+        assert!(at < 16 * MIB, "there is no room for it");
     };
-    assert!(matches!(refused, Error::NoSpace), "{refused}");
+    assert!(matches!(refused, Error::NoSpace) && at > 4 * MIB, "{refused} after {at} bytes");
     clone.sync().expect("what was accepted has its space");
-    for at in (0..12 * MIB).step_by(64 << 10) {
+    clone.fallocate(Caller::ROOT, kept, Fallocate::PunchHole, 8 * MIB, 4 * MIB).unwrap();
+    for at in (0..16 * MIB).step_by(64 << 10) {
         fs.write(Caller::ROOT, kept, at, &noise(at, 64 << 10)).unwrap();
     }
     fs.sync().unwrap();
@@ -253,6 +266,83 @@ fn a_clone_without_room_refuses_what_it_cannot_store() {
     drop(clone);
     fs.close().unwrap();
     drop((fs, log));
+    assert_eq!(image.check(), (vec![], 0));
+}
+
+/// What one has written and synced is not reserved for it any more: another has all that is free, and can delete.
+#[test]
+fn who_has_written_everything_keeps_nothing_from_others() {
+    let image = Image::new(64 * MIB, LogOptions::default());
+    let (log, fs) = image.mount();
+    fill(&fs, file(&fs, "big"));
+    fs.setattr(Caller::ROOT, file(&fs, "big"), SetAttr::default().size(Some(20 * MIB))).unwrap();
+    fs.sync().unwrap();
+    make_snapshot(&log, &fs);
+    let branch = log.clone_snapshot(log.snapshots()[0].id, "clone").unwrap();
+    let clone = Fs::open(Arc::new(log.branch(branch).unwrap()), None, mount_options()).unwrap();
+    for (writer, other) in [(&clone, &fs), (&fs, &clone)] {
+        let ino = file(writer, "new");
+        writer.write(Caller::ROOT, ino, 0, &noise(3, 6 << 20)).unwrap();
+        writer.sync().unwrap();
+        let (one, two) = (available(writer), available(other));
+        assert!(one.abs_diff(two) < MIB, "{one} and {two} bytes are available");
+    }
+    fill(&fs, file(&fs, "new"));
+    fs.sync().unwrap();
+    fs.unlink(ROOT_INO, b"big").unwrap();
+    fs.sync().unwrap();
+    clone.unlink(ROOT_INO, b"new").unwrap();
+    clone.close().unwrap();
+    fs.close().unwrap();
+}
+
+/// Zeroing takes new space where a snapshot has the old. If there is none, everything stays as it is.
+#[test]
+fn a_range_that_cannot_be_zeroed_stays_as_it_is() {
+    let image = Image::new(64 * MIB, LogOptions::default());
+    let (log, fs) = image.mount();
+    let ino = file(&fs, "f");
+    fs.write(Caller::ROOT, ino, 0, &noise(7, 16 << 20)).unwrap();
+    fs.sync().unwrap();
+    make_snapshot(&log, &fs);
+    fill(&fs, file(&fs, "other"));
+    let zeroed = fs.fallocate(Caller::ROOT, ino, Fallocate::Zero { keep_size: true }, 0, 12 * MIB);
+    assert!(matches!(zeroed, Err(Error::NoSpace)), "{zeroed:?}");
+    let mut data = vec![0; 16 << 20];
+    assert_eq!(fs.read(ino, 0, &mut data).unwrap(), data.len());
+    assert!(data == noise(7, 16 << 20));
+    // Giving back needs nothing.
+    fs.fallocate(Caller::ROOT, ino, Fallocate::PunchHole, MIB, MIB).unwrap();
+    fs.close().unwrap();
+    assert!(image.check().0.is_empty());
+}
+
+/// Where what is allocated shares a block of the image with something else, before it or behind it, a write is accepted as well.
+#[test]
+fn ends_that_share_a_block_can_be_written_when_the_disk_is_full() {
+    let image = Image::new(48 * MIB, LogOptions::default());
+    let (_log, fs) = image.mount();
+    let names: Vec<String> = (0..40).map(|n| format!("f{n}")).collect();
+    for (n, name) in names.iter().enumerate() {
+        fs.write(Caller::ROOT, file(&fs, name), 0, &noise(n as u64, 1000)).unwrap();
+    }
+    fs.sync().unwrap();
+    for name in &names {
+        fs.fallocate(Caller::ROOT, file(&fs, name), ALLOCATE, 0, 64 << 10).unwrap();
+    }
+    let cut = file(&fs, "cut");
+    fs.fallocate(Caller::ROOT, cut, ALLOCATE, 0, MIB).unwrap();
+    fs.setattr(Caller::ROOT, cut, SetAttr::default().size(Some(500_000))).unwrap();
+    fill(&fs, file(&fs, "other"));
+    fs.sync().unwrap();
+    for (name, end) in names.iter().map(|name| (name.as_str(), 64 << 10)).chain([("cut", 500_000)]) {
+        for at in (0..u64::div_ceil(end, 1024)).rev().map(|n| n * 1024) {
+            let data = noise(at, 1024.min((end - at) as usize));
+            assert_eq!(fs.write(Caller::ROOT, file(&fs, name), at, &data).unwrap(), data.len(), "{name} at {at}");
+        }
+    }
+    fs.sync().unwrap();
+    fs.close().unwrap();
     assert_eq!(image.check(), (vec![], 0));
 }
 

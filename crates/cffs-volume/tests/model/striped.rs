@@ -243,7 +243,8 @@ fn both_of(kind: Kind, devices: [Telling; 2]) -> Volume {
 /// What thin members can take together is known above.
 #[test]
 fn the_space_of_thin_members_is_told() {
-    let space = |free| DeviceSpace { total: 1 << 20, free, unit: 4096, unit_cost: 4096, keeps_old: false };
+    let space =
+        |free| DeviceSpace { total: 1 << 20, free, unit: 4096, unit_cost: 4096, keeps_old: false, keeps_room: true };
     for (kind, free) in [(Kind::Mirror, 100 << 12), (Kind::Stripe, 200 << 12), (Kind::Concat, 150 << 12)] {
         let second = if kind == Kind::Concat { 50 } else { 300 };
         let thin = [100, second].map(|n| Telling(MemoryDevice::new(3 << 20), Some(space(n << 12)), true));

@@ -9,7 +9,7 @@ use cffs_values::{Fields, Value, hex};
 
 pub(super) fn counters(f: &mut Fields, c: &Counters) {
     f.put("free_fragments", c.free_frags).put("inodes", c.inodes).put("groups_initialized", c.ags);
-    f.put("first_orphan", c.orphan_head).put("blocks", c.blocks);
+    f.put("first_orphan", c.orphan_head).put("blocks", c.blocks).put("unwritten_units", c.unwritten);
 }
 
 pub(super) fn extent(f: &mut Fields, e: &Extent) {

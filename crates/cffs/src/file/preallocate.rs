@@ -20,7 +20,7 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, InodeFormat};
 use crate::node::{self, Node, NodeState};
-use crate::reservation::Reservation;
+use crate::reservation::{BlocksFrom, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -46,22 +46,32 @@ impl Drop for Exclusive<'_> {
 
 /// Reserves blocks for nodes of the extent tree, for `extents` new extents at `places` places. Quotas do not refuse
 /// them.
-fn reserve_nodes(cx: &FileCtx<'_>, st: &NodeState, places: u64, extents: u64) -> Result<Reservation> {
+fn reserve_nodes(cx: &FileCtx<'_>, st: &NodeState, places: u64, extents: u64, from: BlocksFrom) -> Result<Reservation> {
     let reservation = st.data.new_reservation(cx.space, true);
     let blocks = extent::worst_case_blocks(cx.cache.geometry(), &st.inode, places, extents);
-    reservation.reserve_blocks(blocks, true)?;
+    reservation.set_blocks(blocks, from)?;
     Ok(reservation)
 }
 
-/// Reserves nodes of the tree for a hole in the middle of an extent, which makes two of it.
+/// Reserves nodes of the tree for a hole in the middle of an extent, which makes two of it. A full device has them: it gives space back.
 pub fn reserve_for_cut(cx: &FileCtx<'_>, node: &Node) -> Result<Reservation> {
-    reserve_nodes(cx, &node.state.read(), 2, 4)
+    reserve_nodes(cx, &node.state.read(), 2, 4, BlocksFrom::Kept)
+}
+
+/// Reserves space for a whole range, whatever it has, and nodes of the tree.
+pub fn reserve_for_all(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Reservation> {
+    let st = node.state.read();
+    let reservation = reserve_nodes(cx, &st, 2, 4, BlocksFrom::Reserve)?;
+    let places = frags.end - frags.start;
+    cx.space.check_unwritten(places, privileged)?;
+    reservation.reserve(places, privileged)?;
+    Ok(reservation)
 }
 
 /// Reserves space for the holes in a range, and nodes of the tree for the extents that are cut at its ends.
 pub fn reserve_for_range(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Reservation> {
     let st = node.state.read();
-    let reservation = reserve_nodes(cx, &st, 2, 4)?;
+    let reservation = reserve_nodes(cx, &st, 2, 4, BlocksFrom::Reserve)?;
     let places = needs(cx, &st, frags)?.places;
     cx.space.check_unwritten(places, privileged)?;
     reservation.reserve(places, privileged)?;
@@ -90,7 +100,7 @@ pub fn allocate(cx: &FileCtx<'_>, node: &Arc<Node>, frags: Range<u64>, reservati
         extents.into_iter().for_each(|e| unit.add_allocated(e));
         with_space(cx, Reclaim::Commit, || {
             let n = unit.extents.len() as u64;
-            unit.tree = Some(reserve_nodes(cx, &node.state.read(), n, n)?);
+            unit.tree = Some(reserve_nodes(cx, &node.state.read(), n, n, BlocksFrom::Reserve)?);
             mapping::commit(cx, &mut unit)
         })
         .inspect_err(|_| unit.abort(cx, &mut node.state.write()))?;
@@ -289,7 +299,7 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
         remove(cx, node, cx.cache.geometry().frags_for(size)..LOGICAL_END, &nodes)?;
     }
     with_space(cx, Reclaim::Commit, || {
-        let nodes = reserve_nodes(cx, &node.state.read(), 1, 2)?;
+        let nodes = reserve_nodes(cx, &node.state.read(), 1, 2, BlocksFrom::Reserve)?;
         let log_bytes = {
             let st = node.state.read();
             extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()

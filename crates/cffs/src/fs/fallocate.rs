@@ -223,9 +223,7 @@ impl Fs {
 
     fn zero_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         if self.space.is_thin() {
-            // What is there would be stored on, and have room kept for it besides.
-            self.punch(c, node, bytes.clone())?;
-            return self.allocate(c, node, bytes, keep_size);
+            return self.zero_anew(c, node, bytes, keep_size);
         }
         let cx = self.file_cx();
         let frags = self.frag_range(&bytes);
@@ -240,6 +238,23 @@ impl Fs {
         self.leave_inode(c, node)?;
         let inside = preallocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;
         preallocate::make_unwritten(&cx, node, inside, &reservation)?;
+        preallocate::allocate(&cx, node, frags, &reservation)?;
+        drop(reservation);
+        self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
+    }
+
+    /// On a thin device: what is there would be stored on, and have room kept for it besides. So it is given back, and the range allocated anew; the space for that is reserved
+    /// before anything is lost.
+    fn zero_anew(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
+        let cx = self.file_cx();
+        let frags = self.space.with_whole_units(self.frag_range(&bytes));
+        let reservation = {
+            let _exclusive = Exclusive::new(node);
+            self.leave_inode(c, node)?;
+            preallocate::reserve_for_all(&cx, node, frags.clone(), c.privileged())?
+        };
+        self.punch(c, node, bytes.clone())?;
+        let _exclusive = Exclusive::new(node);
         preallocate::allocate(&cx, node, frags, &reservation)?;
         drop(reservation);
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })

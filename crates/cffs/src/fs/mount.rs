@@ -345,6 +345,7 @@ impl Fs {
             unused_is_stored,
         });
         if !read_only {
+            fs.space.keep_unwritten();
             fs.space.renew_reservation();
         }
         fs.finish_mount(&replayed.damaged, counters.orphan_head)?;
@@ -502,5 +503,9 @@ impl Drop for Fs {
         self.stop_background();
         self.stop_streams();
         self.cache.stop_readahead();
+        // Whoever has the device since it was closed has reserved anew.
+        if !self.opts.read_only && !self.closed.load(Ordering::Acquire) {
+            self.space.end_reservation();
+        }
     }
 }

@@ -163,7 +163,7 @@ impl Journal {
         if durable {
             self.durable.store(commit.seq, Ordering::Release);
         }
-        if let Some(hook) = self.hook.get().filter(|_| !commit.running.freed.is_empty()) {
+        if let Some(hook) = self.hook.get() {
             hook.committed(std::mem::take(&mut commit.running.freed));
         }
         if checkpoint && self.has_log() && (writer.used > 0 || !commit.copies.is_empty()) {

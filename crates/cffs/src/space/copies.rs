@@ -112,7 +112,7 @@ impl Space {
 
     /// The same for fragments that were never written, if no room is kept for them anyway.
     pub(crate) fn claim_unwritten(self: &Arc<Self>, frags: u64) -> Claim {
-        self.claim(if self.counts_unwritten { 0 } else { frags })
+        self.claim(if self.keeps_unwritten() { 0 } else { frags })
     }
 
     fn unclaim(&self, bytes: u64) {

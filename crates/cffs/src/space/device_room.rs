@@ -24,7 +24,8 @@ pub(super) enum Asker {
     Program,
     /// A program that gets the file system's reserve too.
     Privileged,
-    /// A write to preallocated space, for metadata: what is kept for that is there for it, and the margin.
+    /// A write to preallocated space, for metadata and for ends that share a unit with something else, and who gives space back: what is kept is there
+    /// for it, and a half of the margin.
     Kept,
     /// The file system, for its own metadata: the margin is there for it.
     FileSystem,
@@ -55,6 +56,8 @@ pub(super) struct DeviceRoom {
     pub(super) reserve_bp: u32,
     /// Bytes of data that is not dirty in the cache and will be written ([`super::copies`]).
     claimed: u64,
+    /// Room is kept for what was never written.
+    pub(super) keeps_unwritten: bool,
     /// Bytes that the device loses when it begins to keep what is overwritten, and from now on nobody is promised ([`super::keep_old`]).
     pub(super) withheld: Option<u64>,
 }
@@ -66,11 +69,18 @@ impl DeviceRoom {
         let space = device.space()?;
         let margin = (device.atomic_max() as u64).max(64 << cache.geometry().block_shift);
         let margin = margin / space.unit * space.unit_cost;
-        Some(DeviceRoom { cache: cache.clone(), margin, reserve_bp: 0, claimed: 0, withheld: None })
+        Some(DeviceRoom {
+            cache: cache.clone(),
+            margin,
+            reserve_bp: 0,
+            claimed: 0,
+            keeps_unwritten: false,
+            withheld: None,
+        })
     }
 
     pub(super) fn space(&self) -> DeviceSpace {
-        let none = DeviceSpace { total: 0, free: 0, unit: 4096, unit_cost: 4096, keeps_old: false };
+        let none = DeviceSpace { unit: 4096, unit_cost: 4096, ..DeviceSpace::default() };
         let mut space = self.cache.device().space().unwrap_or(none);
         if let Some(bytes) = self.withheld {
             space.keeps_old = true;
@@ -111,8 +121,18 @@ impl DeviceRoom {
         (self.cache.dirty_data() as u64).div_ceil(frag.min(s.unit)).saturating_mul(s.unit_cost)
     }
 
+    /// From now on keeps room for what was never written, if there is room for all of it; so that who comes with more than that keeps nothing of what others may use.
+    pub(super) fn keep_unwritten(&mut self, reserved: Reserved) {
+        let s = self.space();
+        self.keeps_unwritten = s.keeps_room;
+        self.keeps_unwritten &= self.promised(&s, reserved) <= s.free;
+    }
+
     /// Bytes that what was never written takes when it is: the data.
     fn unwritten_cost(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
+        if !self.keeps_unwritten {
+            return 0;
+        }
         reserved.unwritten.saturating_mul(UNWRITTEN_UNIT.div_ceil(s.unit)).saturating_mul(s.unit_cost)
     }
 
@@ -138,12 +158,12 @@ impl DeviceRoom {
     }
 
     fn kept_for_unwritten(&self, s: &DeviceSpace, reserved: Reserved) -> u64 {
-        let nodes = self.cost_of_blocks(s, self.nodes_for(reserved.unwritten));
+        let nodes = if self.keeps_unwritten { self.nodes_for(reserved.unwritten) } else { 0 };
+        let nodes = self.cost_of_blocks(s, nodes);
         self.unwritten_cost(s, reserved).saturating_add(nodes)
     }
 
-    /// Whether preallocated space can be written: all that is promised can be stored. Space that was preallocated elsewhere may have no room here: it may be
-    /// that of a clone.
+    /// Whether preallocated space can be written: all that is promised can be stored.
     pub(super) fn has_unwritten(&self, reserved: Reserved) -> bool {
         let s = self.space();
         let promised = self.on_its_way(&s, reserved).saturating_add(self.unwritten_cost(&s, reserved));
@@ -162,7 +182,7 @@ impl DeviceRoom {
         let kept = match asker {
             Asker::Program => kept.saturating_add(s.total / 10_000 * u64::from(self.reserve_bp)),
             Asker::Privileged => kept,
-            Asker::Kept => self.unwritten_cost(s, reserved),
+            Asker::Kept => self.unwritten_cost(s, reserved).saturating_add(self.margin),
             // What is dirty in preallocated space must not seem to take the margin.
             Asker::FileSystem => 0,
         };

@@ -12,7 +12,7 @@ pub(crate) struct Over {
     pub(crate) written: u64,
     /// They were never written, and room is kept for them.
     pub(crate) kept: u64,
-    /// They were never written, and are in units of the device with something else, for which no room is kept.
+    /// They were never written, and are in units of the device with something else: what is kept is not counted for them.
     pub(crate) ends: u64,
 }
 
@@ -83,10 +83,11 @@ impl Space {
         let Some(room) = accounting.device.as_ref() else { return Ok(overwriting) };
         let reserved = accounting.reserved();
         let asker = Asker::of(privileged);
-        let (kept, ends) = if self.counts_unwritten { (kept, ends) } else { (0, kept + ends) };
-        let asked = if room.space().keeps_old { written + ends } else { ends };
-        let is_room =
-            (kept == 0 || room.has_unwritten(reserved)) && (asked == 0 || room.affords(asked, 0, reserved, asker));
+        let (kept, ends, unkept) = if room.keeps_unwritten { (kept, ends, 0) } else { (0, 0, kept + ends) };
+        let asked = unkept + if room.space().keeps_old { written } else { 0 };
+        let is_room = (kept == 0 || room.has_unwritten(reserved))
+            && (ends == 0 || room.affords(ends, 0, reserved, Asker::Kept))
+            && (asked == 0 || room.affords(asked, 0, reserved, asker));
         if is_room { Ok(overwriting) } else { Err(Error::NoSpace) }
     }
 

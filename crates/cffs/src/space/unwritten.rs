@@ -30,13 +30,26 @@ impl Space {
         frags.start / unit * unit..frags.end.next_multiple_of(unit).min(self.g.frags_for(FILE_SIZE_MAX))
     }
 
+    /// From now on room is kept for what was never written, if the device can do that and there is as much.
+    pub(crate) fn keep_unwritten(&self) {
+        let accounting = &mut *self.accounting.lock();
+        let reserved = accounting.reserved();
+        if let Some(room) = accounting.device.as_mut().filter(|_| self.counts_unwritten) {
+            room.keep_unwritten(reserved);
+        }
+    }
+
+    pub(super) fn keeps_unwritten(&self) -> bool {
+        self.thin && self.accounting.lock().device.as_ref().is_some_and(|room| room.keeps_unwritten)
+    }
+
     /// Whether so many fragments can be preallocated at once, with all that is kept for them.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
     pub(crate) fn check_unwritten(&self, frags: u64, privileged: bool) -> Result<()> {
         let accounting = self.accounting.lock();
-        let Some(room) = accounting.device.as_ref().filter(|_| self.counts_unwritten && frags > 0) else {
+        let Some(room) = accounting.device.as_ref().filter(|room| room.keeps_unwritten && frags > 0) else {
             return Ok(());
         };
         let units = (frags << self.g.frag_shift).div_ceil(UNWRITTEN_UNIT) + 1;
