@@ -317,6 +317,32 @@ fn a_range_that_cannot_be_zeroed_stays_as_it_is() {
     assert!(image.check().0.is_empty());
 }
 
+/// What is in the inode, or will be, is not lost when space is allocated behind it. (Campaign `--only log`, seed 20261132054.)
+#[test]
+fn zeroing_behind_the_contents_of_a_tiny_file_leaves_them() {
+    let image = Image::new(48 * MIB, LogOptions::default());
+    for synced in [false, true] {
+        for keep_size in [false, true] {
+            let (_log, fs) = image.mount();
+            let name = format!("{synced}{keep_size}");
+            let ino = file(&fs, &name);
+            fs.write(Caller::ROOT, ino, 0, b"x").unwrap();
+            if synced {
+                fs.sync().unwrap();
+            }
+            fs.fallocate(Caller::ROOT, ino, Fallocate::Zero { keep_size }, 4, 25_814).unwrap();
+            fs.close().unwrap();
+            drop((fs, _log));
+            let (_log, fs) = image.mount();
+            let mut data = [7; 10];
+            let n = fs.read(file(&fs, &name), 0, &mut data).unwrap();
+            assert_eq!(&data[..n], if keep_size { &b"x"[..] } else { &b"x\0\0\0\0\0\0\0\0\0"[..] }, "{name}");
+            fs.close().unwrap();
+        }
+    }
+    assert!(image.check().0.is_empty());
+}
+
 /// Where what is allocated shares a block of the image with something else, before it or behind it, a write is accepted as well.
 #[test]
 fn ends_that_share_a_block_can_be_written_when_the_disk_is_full() {

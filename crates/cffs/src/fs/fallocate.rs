@@ -255,6 +255,8 @@ impl Fs {
         };
         self.punch(c, node, bytes.clone())?;
         let _exclusive = Exclusive::new(node);
+        // What was dirty may have been written into the inode.
+        self.leave_inode(c, node)?;
         preallocate::allocate(&cx, node, frags, &reservation)?;
         drop(reservation);
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
