@@ -23,7 +23,7 @@ pub trait CommitHook: Send + Sync {
     /// The transactions that freed these runs are written, and will be durable before anything that is written from now on.
     fn written(&self, _freed: &[Run]) {}
     /// The transactions that freed these runs are durable, or a crash undoes all that is written from now on before it undoes them: the space may be
-    /// allocated again.
+    /// allocated again. Told of each commit, also of one that has freed nothing.
     fn committed(&self, freed: Vec<Run>);
     /// Hands over what else belongs to this commit (block, offset, bytes): quota records. No transaction is open.
     fn records(&self, _put: &mut dyn FnMut(&BufRef, usize, &[u8])) {}
