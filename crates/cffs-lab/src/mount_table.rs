@@ -2,6 +2,11 @@
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 
 /// The mount points of this machine that are `dir` or lie below it.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
@@ -30,6 +35,19 @@ pub fn type_of_mount(dir: &Path) -> Option<String> {
         .filter(|f| f.len() > 2 && unescape(f[1]) == dir)
         .map(|f| String::from_utf8_lossy(f[2]).into_owned())
         .next_back()
+}
+
+/// Unmounts by umount(2) alone, without a helper, again while it is busy. Returns as soon as the system call does.
+///
+/// # Errors
+/// When the system call fails, or it is busy for longer than `limit`.
+pub fn unmount_when_idle(dir: &Path, limit: Duration) -> Result<()> {
+    let end = Instant::now() + limit;
+    while let Err(error) = unmount(dir, UnmountFlags::empty()) {
+        ensure!(error == Errno::BUSY && Instant::now() < end, "umount(2) of {}: {error}", dir.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// mountinfo writes blanks, tabs, newlines and backslashes as octal `\ooo`.

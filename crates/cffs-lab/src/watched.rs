@@ -3,13 +3,13 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cleanup::{Cleanup, Guard};
-use crate::mount_table::is_mounted;
+use crate::mount_table::{is_mounted, unmount_when_idle};
 use crate::process::run;
 use crate::server::Server;
 
@@ -105,21 +105,12 @@ impl Watched {
         Ok(self.server)
     }
 
-    /// Unmounts by umount(2) alone, without a helper, again while it is busy. Returns as soon as the system call does, with the
-    /// process that served the mount.
+    /// Unmounts as [`unmount_when_idle`] does. Returns the process that served the mount.
     ///
     /// # Errors
-    /// When the system call fails, or it is busy for longer than `limit`.
+    /// Those of [`unmount_when_idle`].
     pub fn unmount_by_system_call(self, limit: Duration) -> Result<Server> {
-        let end = Instant::now() + limit;
-        while let Err(error) = rustix::mount::unmount(&self.root, rustix::mount::UnmountFlags::empty()) {
-            ensure!(
-                error == rustix::io::Errno::BUSY && Instant::now() < end,
-                "umount(2) of {}: {error}",
-                self.root.display()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        unmount_when_idle(&self.root, limit)?;
         self.guard.disarm();
         Ok(self.server)
     }

@@ -183,15 +183,22 @@ impl DurabilityOracle {
     /// When a promise was broken, or something is there that nobody wrote.
     pub fn compare(&mut self, found: &BTreeMap<PathBuf, Option<Vec<u8>>>) -> Result<()> {
         let mut things = BTreeMap::new();
+        let mut candidates = BTreeMap::new();
         for (path, bytes) in found {
             let may: BTreeSet<Thing> = self.names.get(path).into_iter().flatten().copied().collect();
-            let thing = match bytes {
-                None => Thing::Dir,
-                Some(bytes) => Thing::File(self.identify(path, bytes, &may)?),
-            };
-            ensure!(may.contains(&thing), "{} is {thing:?}, and can only be one of {may:?}", path.display());
-            things.insert(path.clone(), thing);
+            match bytes {
+                Some(bytes) => drop(candidates.insert(path, self.candidates(path, bytes, &may)?)),
+                None => {
+                    ensure!(
+                        may.contains(&Thing::Dir),
+                        "{} is a directory, and can only be one of {may:?}",
+                        path.display()
+                    );
+                    things.insert(path.clone(), Thing::Dir);
+                }
+            }
         }
+        things.extend(one_name_each(&candidates)?);
         for (path, may) in &self.names {
             ensure!(
                 things.contains_key(path) || may.contains(&Thing::Nothing),
@@ -221,23 +228,58 @@ impl DurabilityOracle {
         Ok(())
     }
 
-    /// Which of the files that may have this name has these bytes.
-    fn identify(&self, path: &Path, bytes: &[u8], may: &BTreeSet<Thing>) -> Result<u32> {
+    /// Which of the files that may have this name may have these bytes, the newest first: of two empty ones it is the one more
+    /// likely meant.
+    fn candidates(&self, path: &Path, bytes: &[u8], may: &BTreeSet<Thing>) -> Result<Vec<u32>> {
         let mut why = Vec::new();
-        // The newest first: of two empty ones it is the one more likely meant.
+        let mut ids = Vec::new();
         for thing in may.iter().rev() {
             let Thing::File(id) = thing else { continue };
             match self.files.get(id).map(|file| file.allows(*id, bytes)) {
-                Some(Ok(())) => return Ok(*id),
+                Some(Ok(())) => ids.push(*id),
                 Some(Err(reason)) => why.push(format!("as file {id}: {reason:#}")),
                 None => {}
             }
         }
-        if why.is_empty() {
+        if ids.is_empty() && why.is_empty() {
             bail!("{} is a file of {} bytes, and can only be one of {may:?}", path.display(), bytes.len());
         }
-        bail!("{} is not what it may be: {}", path.display(), why.join("; "))
+        ensure!(!ids.is_empty(), "{} is not what it may be: {}", path.display(), why.join("; "));
+        Ok(ids)
     }
+}
+
+/// Says which file each name stands for. No file has two names, and only so can files without bytes be told apart: where a rename
+/// may not have happened, the name that would be gone has the file, and the other one has what it had.
+///
+/// # Errors
+/// When a file has two names.
+fn one_name_each(candidates: &BTreeMap<&PathBuf, Vec<u32>>) -> Result<BTreeMap<PathBuf, Thing>> {
+    /// Finds a file for `path`, and another one for the name that has it, if need be.
+    fn find<'a>(
+        path: &'a PathBuf,
+        candidates: &BTreeMap<&'a PathBuf, Vec<u32>>,
+        seen: &mut BTreeSet<u32>,
+        names: &mut BTreeMap<u32, &'a PathBuf>,
+    ) -> bool {
+        for id in &candidates[path] {
+            let other = names.get(id).copied();
+            if seen.insert(*id) && other.is_none_or(|other| find(other, candidates, seen, names)) {
+                names.insert(*id, path);
+                return true;
+            }
+        }
+        false
+    }
+    let mut names = BTreeMap::new();
+    for path in candidates.keys() {
+        if !find(path, candidates, &mut BTreeSet::new(), &mut names) {
+            let ids = &candidates[path];
+            let others: Vec<_> = ids.iter().filter_map(|id| names.get(id)).map(|path| path.display()).collect();
+            bail!("{} can only be one of the files {ids:?}, which {others:?} are", path.display());
+        }
+    }
+    Ok(names.into_iter().map(|(id, path)| (path.clone(), Thing::File(id))).collect())
 }
 
 impl Content {
@@ -352,6 +394,32 @@ mod tests {
         assert!(file.allows(1, &old).is_err() && file.allows(1, &torn).is_err());
         torn[0] ^= 1;
         assert!(file.allows(1, &torn).is_err());
+    }
+
+    #[test]
+    fn of_empty_files_the_one_that_was_not_renamed_has_its_old_name() {
+        let start = || {
+            let mut oracle = DurabilityOracle::default();
+            for (name, id) in [("a", 1), ("b", 2)] {
+                oracle.will_be(Path::new(name), Thing::File(id));
+                oracle.will_write(id, 0, 32);
+            }
+            // Over the older one; nothing was promised.
+            oracle.will_move(Path::new("b"), Path::new("a"), 2);
+            oracle
+        };
+        let mut oracle = start();
+        oracle.compare(&found(&[("a", &[]), ("b", &[])])).unwrap();
+        let is: Vec<(&Path, Thing)> = oracle.present().collect();
+        assert_eq!(is, [(Path::new("a"), Thing::File(1)), (Path::new("b"), Thing::File(2))]);
+        let mut oracle = start();
+        oracle.compare(&found(&[("a", &[])])).unwrap();
+        assert_eq!(oracle.present().next(), Some((Path::new("a"), Thing::File(2))), "more likely");
+        let two: Vec<u8> = [record(2, 0, 0), record(2, 0, 16)].concat();
+        start().compare(&found(&[("a", &[]), ("b", &two)])).unwrap();
+        let twice = start().compare(&found(&[("a", &two), ("b", &two)])).unwrap_err();
+        assert!(twice.to_string().contains("can only be one of the files [2]"), "{twice}");
+        assert!(start().compare(&found(&[("a", &two), ("b", &[])])).is_err(), "b can only be file 2, and a is");
     }
 
     #[test]

@@ -26,8 +26,7 @@ use fuser::{
 };
 
 use crate::cleanup::{Cleanup, Guard};
-use crate::mount_table::is_mounted;
-use crate::process::run;
+use crate::mount_table::{is_mounted, unmount_when_idle};
 
 /// What a disk does with its requests. Several come at once.
 pub trait Medium: Send + Sync + 'static {
@@ -239,12 +238,12 @@ impl Served {
         self.dir.join(NAME)
     }
 
-    /// Ends it, saying so if that goes wrong.
+    /// Ends it, saying so if that goes wrong. The kernel may let go of the file a moment after a loop device over it is gone.
     ///
     /// # Errors
     /// When the file is still in use.
     pub fn stop(mut self) -> Result<()> {
-        run(&["umount", &self.dir.to_string_lossy()], Duration::from_secs(30))?;
+        unmount_when_idle(&self.dir, Duration::from_secs(30))?;
         if let Some(guard) = self.guard.take() {
             guard.disarm();
         }
