@@ -116,15 +116,30 @@ impl Reservation {
     /// # Errors
     /// [`crate::Error::NoSpace`] or [`crate::Error::Quota`]; nothing more is held then.
     pub fn reserve(&self, frags: u64, privileged: bool) -> Result<()> {
+        self.reserve_beside(frags, 0, privileged)
+    }
+
+    /// [`Reservation::reserve`] where the owner gives back `replaced` fragments before the new ones are charged. So the quotas do not
+    /// refuse as many.
+    ///
+    /// # Errors
+    /// Those of [`Reservation::reserve`].
+    pub fn reserve_beside(&self, frags: u64, replaced: u64, privileged: bool) -> Result<()> {
         let of_space = if self.0.space.is_some() { frags } else { 0 };
         if let Some(space) = &self.0.space {
             space.reserve_frags(frags, privileged)?;
         }
-        if let Some(quota) = self.0.quota.get()
-            && let Err(e) = quota.reserve(frags, privileged)
-        {
-            self.0.release(of_space, 0, 0, 0);
-            return Err(e);
+        let replaced = replaced.min(frags);
+        if let Some(quota) = self.0.quota.get() {
+            let new = frags - replaced;
+            if let Err(e) = quota.reserve(new, privileged) {
+                self.0.release(of_space, 0, 0, 0);
+                return Err(e);
+            }
+            if let Err(e) = quota.reserve(replaced, true) {
+                self.0.release(of_space, 0, new, 0);
+                return Err(e);
+            }
         }
         let held = &mut *self.0.held.lock();
         held.frags += of_space;
@@ -410,6 +425,35 @@ mod tests {
         r.set_blocks(2, BlocksFrom::Free).unwrap();
         r.release(15);
         assert_eq!((space.reserved(), quota.reserved(), r.blocks()), ((0, 2), (0, 0), 2));
+    }
+
+    #[test]
+    fn a_quota_does_not_refuse_what_takes_the_place_of_something() {
+        struct Strict(Arc<Pool>);
+        impl QuotaPool for Strict {
+            fn reserve(&self, frags: u64, privileged: bool) -> Result<()> {
+                if privileged {
+                    *self.0.frags.lock() += frags;
+                    return Ok(());
+                }
+                QuotaPool::reserve(&*self.0, frags, false)
+            }
+            fn release(&self, frags: u64, inodes: u64) {
+                QuotaPool::release(&*self.0, frags, inodes);
+            }
+            fn convert(&self, frags: u64) {
+                self.0.convert(frags);
+            }
+        }
+        let (space, quota) = (Pool::new(100), Pool::new(20));
+        let r = Reservation::new(space.clone(), Some(Arc::new(Strict(quota.clone()))), false);
+        r.reserve_beside(45, 40, false).unwrap();
+        assert_eq!((space.reserved(), quota.reserved(), r.uncharged()), ((45, 0), (45, 0), 45));
+        drop(r);
+        let r = Reservation::new(space.clone(), Some(Arc::new(Strict(quota.clone()))), false);
+        assert!(matches!(r.reserve_beside(45, 20, false), Err(Error::Quota)));
+        assert!(matches!(r.reserve_beside(101, 101, false), Err(Error::NoSpace)));
+        assert_eq!((space.reserved(), quota.reserved()), ((0, 0), (0, 0)));
     }
 
     #[test]

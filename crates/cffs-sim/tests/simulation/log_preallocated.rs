@@ -5,7 +5,10 @@ use cffs::check::repair::{RepairOptions, repair};
 use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::format::system::COUNT_UNWRITTEN;
 use cffs::format::{Geometry, get_u64, put_u64};
-use cffs::{Caller, Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, SetAttr, Superblock, mkfs};
+use cffs::{
+    Caller, Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, QuotaKind, QuotaLimits, ROOT_INO, SetAttr,
+    Superblock, mkfs,
+};
 use cffs_logdisk::{Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH};
 use std::sync::Arc;
 
@@ -18,13 +21,15 @@ struct Image {
 }
 
 impl Image {
-    /// A file system with fragments of 1 KB, four times as long as what it is stored in, of which root gets nothing for itself.
+    /// A file system with fragments of 1 KB and quotas of users, four times as long as what it is stored in, of which root gets
+    /// nothing for itself.
     fn new(bytes: u64, options: LogOptions) -> Image {
         let device = Arc::new(MemoryDevice::new(bytes));
         let image = ImageOptions { uuid: [1; 16], slot_bytes: 256 << 10 };
         let store = Arc::new(ImageStore::format(device.clone(), &image).unwrap());
         let log = LogDisk::format(store, 4 * bytes, &options).unwrap();
-        mkfs(&log, None, &MkfsOptions::default().frag_size(Some(1024)).reserve_bp(0)).unwrap();
+        mkfs(&log, None, &MkfsOptions::default().frag_size(Some(1024)).reserve_bp(0).quota(vec![QuotaKind::User]))
+            .unwrap();
         log.finish().unwrap();
         Image { device, options }
     }
@@ -296,6 +301,69 @@ fn who_has_written_everything_keeps_nothing_from_others() {
     fs.close().unwrap();
 }
 
+/// A file system and a clone of it write at the same time until there is no space for either: what was accepted is there.
+#[test]
+fn what_two_accept_at_the_same_time_has_its_space() {
+    for seed in 0..4 {
+        let image = Image::new(48 * MIB, LogOptions::default());
+        let (log, fs) = image.mount();
+        fs.write(Caller::ROOT, file(&fs, "old"), 0, &noise(seed, 8 << 20)).unwrap();
+        fs.sync().unwrap();
+        make_snapshot(&log, &fs);
+        let branch = log.clone_snapshot(log.snapshots()[0].id, "clone").unwrap();
+        let open = |log: &LogDisk| Fs::open(Arc::new(log.branch(branch).unwrap()), None, mount_options()).unwrap();
+        let clone = open(&log);
+        let work = |fs: &Fs, seed: u64| {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (mut accepted, mut full) = (Vec::new(), 0);
+            let files: Vec<Ino> = (0..30).map(|n| file(fs, &n.to_string())).collect();
+            while full < 40 {
+                let ino = files[random.usize(0..files.len())];
+                let (at, len) = (random.u64(0..2 * MIB), random.usize(1..200 << 10));
+                let data = noise(at ^ seed, len);
+                match fs.write(Caller::ROOT, ino, at, &data) {
+                    Ok(n) => accepted.push((ino, at as usize, data[..n].to_vec())),
+                    Err(Error::NoSpace) => full += 1,
+                    Err(e) => panic!("{e}"),
+                }
+                if random.u32(0..20) == 0 {
+                    fs.sync().expect("what was accepted has its space");
+                }
+            }
+            fs.sync().expect("what was accepted has its space");
+            accepted
+        };
+        let done = std::thread::scope(|scope| {
+            let one = scope.spawn(|| work(&fs, seed));
+            let two = scope.spawn(|| work(&clone, seed + 100));
+            [one.join().unwrap(), two.join().unwrap()]
+        });
+        clone.close().unwrap();
+        fs.close().unwrap();
+        drop((clone, fs, log));
+        let (log, fs) = image.mount();
+        let clone = open(&log);
+        for (fs, accepted) in [&fs, &clone].into_iter().zip(done) {
+            let mut expected: std::collections::BTreeMap<Ino, Vec<u8>> = Default::default();
+            for (ino, at, data) in accepted {
+                let (bytes, end) = (expected.entry(ino).or_default(), at + data.len());
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[at..end].copy_from_slice(&data);
+            }
+            assert!(expected.len() > 5);
+            for (ino, bytes) in expected {
+                let mut found = vec![0; bytes.len()];
+                assert_eq!(fs.read(ino, 0, &mut found).unwrap(), found.len());
+                assert!(found == bytes, "seed {seed}, inode {ino}");
+            }
+        }
+        clone.close().unwrap();
+        fs.close().unwrap();
+        drop((clone, fs, log));
+        assert!(image.check().0.is_empty());
+    }
+}
+
 /// Zeroing takes new space where a snapshot has the old. If there is none, everything stays as it is.
 #[test]
 fn a_range_that_cannot_be_zeroed_stays_as_it_is() {
@@ -313,6 +381,32 @@ fn a_range_that_cannot_be_zeroed_stays_as_it_is() {
     assert!(data == noise(7, 16 << 20));
     // Giving back needs nothing.
     fs.fallocate(Caller::ROOT, ino, Fallocate::PunchHole, MIB, MIB).unwrap();
+    fs.close().unwrap();
+    assert!(image.check().0.is_empty());
+}
+
+/// What a range has counts once for its owner while it is zeroed.
+#[test]
+fn a_range_is_zeroed_within_a_quota_that_it_fills() {
+    let image = Image::new(48 * MIB, LogOptions::default());
+    let (_log, fs) = image.mount();
+    let user = Caller { uid: 1000, gid: 1000 };
+    let limits = QuotaLimits { soft_bytes: 0, hard_bytes: 8 * MIB, soft_inodes: 0, hard_inodes: 0 };
+    fs.set_quota(QuotaKind::User, 1000, limits).unwrap();
+    let used = || fs.quota(QuotaKind::User, 1000).unwrap().bytes;
+    let ino = fs.create(user, ROOT_INO, b"f", 0o600).unwrap().ino;
+    fs.write(user, ino, 0, &noise(7, 7 << 20)).unwrap();
+    fs.sync().unwrap();
+    let before = used();
+    let zero = Fallocate::Zero { keep_size: false };
+    fs.fallocate(user, ino, zero, MIB, 6 * MIB).unwrap();
+    fs.sync().unwrap();
+    assert!(used().abs_diff(before) <= MIB / 16, "{before} bytes, and {}", used());
+    let refused = fs.fallocate(user, ino, zero, 0, 9 * MIB);
+    assert!(matches!(refused, Err(Error::Quota)), "{refused:?}");
+    let mut data = vec![1; 7 << 20];
+    assert_eq!(fs.read(ino, 0, &mut data).unwrap(), data.len());
+    assert!(data[..1 << 20] == noise(7, 7 << 20)[..1 << 20] && data[1 << 20..].iter().all(|b| *b == 0));
     fs.close().unwrap();
     assert!(image.check().0.is_empty());
 }

@@ -58,13 +58,14 @@ pub fn reserve_for_cut(cx: &FileCtx<'_>, node: &Node) -> Result<Reservation> {
     reserve_nodes(cx, &node.state.read(), 2, 4, BlocksFrom::Kept)
 }
 
-/// Reserves space for a whole range, whatever it has, and nodes of the tree.
+/// Reserves space for a whole range, and nodes of the tree. What the range has is given back before it gets anew, so quotas do not refuse that.
 pub fn reserve_for_all(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Reservation> {
     let st = node.state.read();
     let reservation = reserve_nodes(cx, &st, 2, 4, BlocksFrom::Reserve)?;
     let places = frags.end - frags.start;
+    let holes = needs(cx, &st, frags)?.places;
     cx.space.check_unwritten(places, privileged)?;
-    reservation.reserve(places, privileged)?;
+    reservation.reserve_beside(places, places - holes, privileged)?;
     Ok(reservation)
 }
 

@@ -243,8 +243,8 @@ impl Fs {
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
 
-    /// On a thin device: what is there would be stored on, and have room kept for it besides. So it is given back, and the range allocated anew; the space for that is reserved
-    /// before anything is lost.
+    /// On a thin device: what is there would be stored on, and have room kept for it besides. So it is given back, and the range
+    /// allocated anew; the space for that is reserved before anything is lost.
     fn zero_anew(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         let cx = self.file_cx();
         let frags = self.space.with_whole_units(self.frag_range(&bytes));
@@ -278,8 +278,8 @@ impl Fs {
         Ok(bytes.start >> self.geo.frag_shift..bytes.end >> self.geo.frag_shift)
     }
 
-    /// Moves the contents out of the inode, and reserves space for the tree of extents. Dirty data of other files counts at its worst, so it is written
-    /// back if that leaves nothing for either.
+    /// Moves the contents out of the inode, and reserves space for the tree of extents. Dirty data of other files counts at its
+    /// worst, so it is written back if that leaves nothing for either.
     fn ready_for_shift(&self, c: Caller, node: &Arc<Node>) -> Result<Reservation> {
         self.with_space(|| {
             let exclusive = Exclusive::new(node);
