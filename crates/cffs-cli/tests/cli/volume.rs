@@ -116,9 +116,12 @@ fn a_mount_heals_a_mirror_and_a_scrub_finds_the_rest() {
     damage(&members[0]);
     ok(&["mount", &members[0], &name]);
     check_tree(&path);
-    let report = status(&name);
-    assert!(report["mirror"]["repaired"].as_u64().unwrap() > 10, "{report}");
+    let repaired = || status(&name)["mirror"]["repaired"].as_u64().unwrap();
+    // How many depends on how many reads went to the damaged one, and that on what else the machine does.
+    let by_reading = repaired();
+    assert!(by_reading > 0, "{}", status(&name));
     let out = ok(&["volume", &name, "scrub"]);
+    assert!(repaired() > 10.max(by_reading), "{by_reading} repaired by reading; {}", status(&name));
     assert!(out.contains("members compared") && out.contains("0 problems"), "{out}");
     let again = json(&ok(&["volume", &name, "status", "--json"]));
     assert_eq!(again["work"]["compared"]["unknown"], 0, "{again}");
