@@ -119,8 +119,8 @@ impl Reservation {
         self.reserve_beside(frags, 0, privileged)
     }
 
-    /// [`Reservation::reserve`] where the owner gives back `replaced` fragments before the new ones are charged. So the quotas do not
-    /// refuse as many.
+    /// [`Reservation::reserve`] where the owner gives back `replaced` fragments before the new ones are charged. The quotas refuse only
+    /// what goes beyond that. Until it is given back, both count.
     ///
     /// # Errors
     /// Those of [`Reservation::reserve`].

@@ -276,7 +276,7 @@ fn one_name_each(candidates: &BTreeMap<&PathBuf, Vec<u32>>) -> Result<BTreeMap<P
         if !find(path, candidates, &mut BTreeSet::new(), &mut names) {
             let ids = &candidates[path];
             let others: Vec<_> = ids.iter().filter_map(|id| names.get(id)).map(|path| path.display()).collect();
-            bail!("{} can only be one of the files {ids:?}, which {others:?} are", path.display());
+            bail!("{} can only be one of the files {ids:?}, and those are {others:?}", path.display());
         }
     }
     Ok(names.into_iter().map(|(id, path)| (path.clone(), Thing::File(id))).collect())

@@ -58,7 +58,8 @@ pub fn reserve_for_cut(cx: &FileCtx<'_>, node: &Node) -> Result<Reservation> {
     reserve_nodes(cx, &node.state.read(), 2, 4, BlocksFrom::Kept)
 }
 
-/// Reserves space for a whole range, and nodes of the tree. What the range has is given back before it gets anew, so quotas do not refuse that.
+/// Reserves space for a whole range, and nodes of the tree. What is allocated in the range is given back before that is used, so
+/// quotas do not refuse as much.
 pub fn reserve_for_all(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Reservation> {
     let st = node.state.read();
     let reservation = reserve_nodes(cx, &st, 2, 4, BlocksFrom::Reserve)?;

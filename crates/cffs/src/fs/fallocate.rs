@@ -248,6 +248,8 @@ impl Fs {
     fn zero_anew(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         let cx = self.file_cx();
         let frags = self.space.with_whole_units(self.frag_range(&bytes));
+        // What is dirty has no place yet, and would count as new.
+        self.flush_range(node, &bytes)?;
         let reservation = {
             let _exclusive = Exclusive::new(node);
             self.leave_inode(c, node)?;
