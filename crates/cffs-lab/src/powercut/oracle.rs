@@ -412,6 +412,13 @@ mod tests {
         oracle.compare(&found(&[("a", &[]), ("b", &[])])).unwrap();
         let is: Vec<(&Path, Thing)> = oracle.present().collect();
         assert_eq!(is, [(Path::new("a"), Thing::File(1)), (Path::new("b"), Thing::File(2))]);
+        // One name after the other has the file that another may have.
+        let mut oracle = start();
+        oracle.will_be(Path::new("c"), Thing::File(3));
+        oracle.will_move(Path::new("c"), Path::new("b"), 3);
+        oracle.compare(&found(&[("a", &[]), ("b", &[]), ("c", &[])])).unwrap();
+        let is: Vec<Thing> = oracle.present().map(|(_, thing)| thing).collect();
+        assert_eq!(is, [1, 2, 3].map(Thing::File));
         let mut oracle = start();
         oracle.compare(&found(&[("a", &[])])).unwrap();
         assert_eq!(oracle.present().next(), Some((Path::new("a"), Thing::File(2))), "more likely");
